@@ -1,0 +1,2 @@
+//! The `tercio` command.
+fn main() {}
