@@ -1,1 +1,3 @@
-//! placeholder
+//! Model architectures and their weights: Hugging Face and FiD layouts in and out.
+
+pub mod weights;
