@@ -1,1 +1,21 @@
-//! placeholder
+//! Tercio's engine: packed tensors, fused differentiable operations, the tape, parameter arenas and optimizer kernels.
+//!
+//! Models call the operations of [`ops`] on a [`Tape`]; an operation calls the kernels of a [`Device`].
+//! Two devices stand behind one trait: [`Cpu`] (f32) and [`Reference`] (f64, plain loops, the oracle of the tests).
+
+pub mod cpu;
+pub mod device;
+pub mod ops;
+pub mod params;
+pub mod random;
+pub mod reference;
+pub mod tape;
+pub mod tensor;
+
+pub use cpu::Cpu;
+pub use device::{Activation, AdamStep, AttentionShape, Device, RelativeBuckets, Span, View, ViewMut};
+pub use params::{Arena, Layout, Param, ParamSpec};
+pub use random::Dropout;
+pub use reference::Reference;
+pub use tape::{Draw, Tape, Var};
+pub use tensor::Tensor;

@@ -1,0 +1,390 @@
+//! Packed attention. A task is one head of one sequence; queries go in fixed blocks of [`QUERIES`] rows, so memory stays
+//! small for long sequences and the order of every sum is fixed.
+
+use std::cell::RefCell;
+
+use rayon::prelude::*;
+
+use super::Cpu;
+use super::lanes::{Isa, fma, kernel};
+use super::math;
+use super::product::{Operand, product_raw};
+use crate::device::{AttentionShape, Heads, HeadsMut, RelativeBuckets};
+
+/// Query rows whose weights exist at once.
+const QUERIES: usize = 128;
+
+/// Rows of a packed tensor of which one head's columns are used.
+#[derive(Clone, Copy)]
+struct Rows {
+    data: *const f32,
+    stride: usize,
+}
+/// The same, writable; tasks write disjoint columns or rows.
+#[derive(Clone, Copy)]
+struct RowsMut {
+    data: *mut f32,
+    stride: usize,
+}
+// SAFETY: inputs are only read; every task writes its own head's columns of its own sequence's rows.
+unsafe impl Send for Rows {}
+unsafe impl Sync for Rows {}
+unsafe impl Send for RowsMut {}
+unsafe impl Sync for RowsMut {}
+
+impl Rows {
+    fn operand(self, first: usize, rows: usize, column: usize, width: usize) -> Operand {
+        let data = self.data.wrapping_add(first * self.stride + column);
+        Operand { data, rows, columns: width, row: self.stride, column: 1 }
+    }
+    unsafe fn row<'a>(self, row: usize, column: usize, width: usize) -> &'a [f32] {
+        unsafe { std::slice::from_raw_parts(self.data.add(row * self.stride + column), width) }
+    }
+}
+impl RowsMut {
+    fn at(self, row: usize, column: usize) -> *mut f32 {
+        self.data.wrapping_add(row * self.stride + column)
+    }
+}
+
+fn transposed(o: Operand) -> Operand {
+    Operand { rows: o.columns, columns: o.rows, row: o.column, column: o.row, ..o }
+}
+fn scratch(data: &[f32], rows: usize, columns: usize) -> Operand {
+    assert!(data.len() >= rows * columns);
+    Operand { data: data.as_ptr(), rows, columns, row: columns, column: 1 }
+}
+
+fn inputs(x: Heads<'_, Cpu>, shape: &AttentionShape) -> (Rows, Rows, Rows) {
+    let inner = shape.heads * shape.head_dim;
+    let check = |len: usize, stride: usize, spans: &[crate::device::Span]| {
+        assert!(spans.iter().all(|s| s.start <= s.end && s.end as usize * stride <= len), "a span is beyond its tensor");
+    };
+    assert_eq!(shape.queries.len(), shape.keys.len());
+    match x {
+        Heads::Fused(x) => {
+            let x = x.slice();
+            check(x.len(), 3 * inner, &shape.queries);
+            check(x.len(), 3 * inner, &shape.keys);
+            let part = |i| Rows { data: x.as_ptr().wrapping_add(i * inner), stride: 3 * inner };
+            (part(0), part(1), part(2))
+        }
+        Heads::Split { query, key_value } => {
+            let (q, kv) = (query.slice(), key_value.slice());
+            check(q.len(), inner, &shape.queries);
+            check(kv.len(), 2 * inner, &shape.keys);
+            let part = |i| Rows { data: kv.as_ptr().wrapping_add(i * inner), stride: 2 * inner };
+            (Rows { data: q.as_ptr(), stride: inner }, part(0), part(1))
+        }
+    }
+}
+
+/// The bias of one head for one sequence: a value per distance, or per pair where keys have their own positions.
+struct Bias<'a> {
+    table: Option<(&'a [f32], &'a RelativeBuckets)>,
+    heads: usize,
+    head: usize,
+    queries: usize,
+    first_query: usize,
+    first_key: usize,
+    /// Value of distance `t - (queries - 1) - first_query`.
+    line: Vec<f32>,
+    /// The same for gradients.
+    gradient: Vec<f32>,
+}
+
+impl<'a> Bias<'a> {
+    fn new(shape: &'a AttentionShape, table: Option<&'a [f32]>, sequence: usize, head: usize) -> Self {
+        let (q, k) = (shape.queries[sequence].len(), shape.keys[sequence].len());
+        let table = table.zip(shape.buckets.as_deref());
+        let mut bias = Bias {
+            table,
+            heads: shape.heads,
+            head,
+            queries: q,
+            first_query: shape.first_query,
+            first_key: shape.keys[sequence].start as usize,
+            line: Vec::new(),
+            gradient: Vec::new(),
+        };
+        if let Some((t, b)) = table
+            && b.key_positions.is_none()
+        {
+            bias.line = (0..q + k).map(|i| t[bias.bucket_of_line(b, i) * bias.heads + head]).collect();
+        }
+        bias
+    }
+    fn bucket_of_line(&self, b: &RelativeBuckets, t: usize) -> usize {
+        // distance = t - (queries - 1) - first_query, as positions that are not negative
+        b.of(self.queries - 1 + self.first_query, t)
+    }
+    fn positions<'b>(&self, b: &'b RelativeBuckets, keys: usize) -> Option<&'b [u32]> {
+        b.key_positions.as_ref().map(|p| &p[self.first_key..self.first_key + keys])
+    }
+    /// `s = s * scale + bias` for query row `i`.
+    fn apply(&self, isa: Isa, i: usize, scale: f32, s: &mut [f32]) {
+        let Some((t, b)) = self.table else { return scale_row(isa, s, scale) };
+        match self.positions(b, s.len()) {
+            None => bias_row(isa, s, &self.line[self.queries - 1 - i..][..s.len()], scale),
+            Some(p) => {
+                for (v, &p) in s.iter_mut().zip(p) {
+                    let bucket = b.of(i + self.first_query, p as usize);
+                    *v = *v * scale + t[bucket * self.heads + self.head];
+                }
+            }
+        }
+    }
+    /// Adds a row's gradient.
+    fn collect(&mut self, isa: Isa, i: usize, ds: &[f32]) {
+        let Some((_, b)) = self.table else { return };
+        match self.positions(b, ds.len()) {
+            None => {
+                self.gradient.resize(self.line.len(), 0.0);
+                add_row(isa, &mut self.gradient[self.queries - 1 - i..][..ds.len()], ds);
+            }
+            Some(p) => {
+                self.gradient.resize(b.buckets, 0.0);
+                for (&v, &p) in ds.iter().zip(p) {
+                    self.gradient[b.of(i + self.first_query, p as usize)] += v;
+                }
+            }
+        }
+    }
+    /// The gradient of this head's column of the table.
+    fn column(&self) -> Vec<f32> {
+        let Some((_, b)) = self.table else { return Vec::new() };
+        if b.key_positions.is_some() {
+            let mut sum = self.gradient.clone();
+            sum.resize(b.buckets, 0.0);
+            return sum;
+        }
+        let mut sum = vec![0f32; b.buckets];
+        for (t, &v) in self.gradient.iter().enumerate() {
+            sum[self.bucket_of_line(b, t)] += v;
+        }
+        sum
+    }
+}
+
+kernel! {
+    fn scale_row(s: &mut [f32], scale: f32) {
+        for v in s {
+            *v *= scale;
+        }
+    }
+}
+kernel! {
+    fn bias_row(s: &mut [f32], bias: &[f32], scale: f32) {
+        for (v, b) in s.iter_mut().zip(bias) {
+            *v = fma::<F>(*v, scale, *b);
+        }
+    }
+}
+kernel! {
+    fn add_row(s: &mut [f32], x: &[f32]) {
+        for (v, x) in s.iter_mut().zip(x) {
+            *v += *x;
+        }
+    }
+}
+kernel! {
+    /// Softmax in place; returns the log-sum.
+    fn softmax_row(s: &mut [f32]) -> f32 {
+        let m = math::max(s);
+        for v in s.iter_mut() {
+            *v = math::exp::<F>(*v - m);
+        }
+        let sum = math::sum(s.len(), |i, t| t + s[i]);
+        let inverse = 1.0 / sum;
+        for v in s.iter_mut() {
+            *v *= inverse;
+        }
+        m + libm::logf(sum)
+    }
+}
+kernel! {
+    fn weights_row(s: &mut [f32], log_sum: f32) {
+        for v in s {
+            *v = math::exp::<F>(*v - log_sum);
+        }
+    }
+}
+kernel! {
+    fn drop_row(s: &mut [f32], key: (u32, u32), threshold: u32, scale: f32) {
+        for (i, v) in s.iter_mut().enumerate() {
+            let f = if crate::random::hash32(key, i as u32) < threshold { 0.0 } else { scale };
+            *v *= f;
+        }
+    }
+}
+kernel! {
+    /// `dp = p * (dp - delta)`
+    fn slope_row(p: &[f32], dp: &mut [f32], delta: f32) {
+        for (p, d) in p.iter().zip(dp) {
+            *d = *p * (*d - delta);
+        }
+    }
+}
+kernel! {
+    fn dot_row(x: &[f32], y: &[f32]) -> f32 {
+        math::sum(x.len(), |i, s| fma::<F>(x[i], y[i], s))
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
+/// Keys that query row `i` attends to.
+fn visible(shape: &AttentionShape, i: usize, keys: usize) -> usize {
+    if shape.causal { keys.min(i + shape.first_query + 1) } else { keys }
+}
+
+pub(super) fn forward(
+    isa: Isa,
+    x: Heads<'_, Cpu>,
+    bias: Option<&[f32]>,
+    shape: &AttentionShape,
+    y: &mut [f32],
+    log_sum: &mut [f32],
+) {
+    let (q, k, v) = inputs(x, shape);
+    let (heads, dim) = (shape.heads, shape.head_dim);
+    let rows = shape.queries.iter().map(|s| s.end as usize).max().unwrap_or(0);
+    assert!(y.len() >= rows * heads * dim && log_sum.len() >= rows * heads);
+    let y = RowsMut { data: y.as_mut_ptr(), stride: heads * dim };
+    let log_sum = RowsMut { data: log_sum.as_mut_ptr(), stride: heads };
+    (0..shape.queries.len() * heads).into_par_iter().for_each(|task| {
+        let (sequence, head) = (task / heads, task % heads);
+        let (qs, ks) = (shape.queries[sequence], shape.keys[sequence]);
+        let (nq, nk, column) = (qs.len(), ks.len(), head * dim);
+        let bias = Bias::new(shape, bias, sequence, head);
+        let (mut s, other) = SCRATCH.take();
+        s.resize(s.len().max(QUERIES.min(nq) * nk), 0.0);
+        for i0 in (0..nq).step_by(QUERIES) {
+            let n = QUERIES.min(nq - i0);
+            let first = qs.start as usize + i0;
+            // SAFETY: operands lie within the spans checked in `inputs`; outputs are this task's own.
+            unsafe {
+                let keys = k.operand(ks.start as usize, nk, column, dim);
+                product_raw(isa, q.operand(first, n, column, dim), transposed(keys), s.as_mut_ptr(), nk, false);
+                for i in 0..n {
+                    let row = &mut s[i * nk..(i + 1) * nk];
+                    let seen = visible(shape, i0 + i, nk);
+                    bias.apply(isa, i0 + i, shape.scale as f32, &mut row[..seen]);
+                    row[seen..].fill(0.0);
+                    *log_sum.at(first + i, head) = softmax_row(isa, &mut row[..seen]);
+                    if let Some(d) = shape.dropout {
+                        drop_row(isa, &mut row[..seen], d.row((first + i) * heads + head), d.threshold, d.scale);
+                    }
+                }
+                let values = v.operand(ks.start as usize, nk, column, dim);
+                product_raw(isa, scratch(&s, n, nk), values, y.at(first, column), y.stride, false);
+            }
+        }
+        SCRATCH.set((s, other));
+    });
+}
+
+fn outputs(dx: HeadsMut<'_, Cpu>, inner: usize) -> (RowsMut, RowsMut, RowsMut) {
+    match dx {
+        HeadsMut::Fused(x) => {
+            let x = x.slice().as_mut_ptr();
+            let part = |i| RowsMut { data: x.wrapping_add(i * inner), stride: 3 * inner };
+            (part(0), part(1), part(2))
+        }
+        HeadsMut::Split { query, key_value } => {
+            let kv = key_value.slice().as_mut_ptr();
+            let part = |i| RowsMut { data: kv.wrapping_add(i * inner), stride: 2 * inner };
+            (RowsMut { data: query.slice().as_mut_ptr(), stride: inner }, part(0), part(1))
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(super) fn backward(
+    isa: Isa,
+    x: Heads<'_, Cpu>,
+    bias: Option<&[f32]>,
+    shape: &AttentionShape,
+    y: &[f32],
+    log_sum: &[f32],
+    dy: &[f32],
+    dx: HeadsMut<'_, Cpu>,
+    dbias: Option<&mut [f32]>,
+) {
+    let (q, k, v) = inputs(x, shape);
+    let (heads, dim) = (shape.heads, shape.head_dim);
+    let (dq, dk, dv) = outputs(dx, heads * dim);
+    let y = Rows { data: y.as_ptr(), stride: heads * dim };
+    let dy = Rows { data: dy.as_ptr(), stride: heads * dim };
+    let columns: Vec<Vec<f32>> = (0..shape.queries.len() * heads)
+        .into_par_iter()
+        .map(|task| {
+            let (sequence, head) = (task / heads, task % heads);
+            let (qs, ks) = (shape.queries[sequence], shape.keys[sequence]);
+            let (nq, nk, column) = (qs.len(), ks.len(), head * dim);
+            let first_key = ks.start as usize;
+            let mut bias = Bias::new(shape, bias, sequence, head);
+            let (mut p, mut dp) = SCRATCH.take();
+            let size = QUERIES.min(nq) * nk;
+            p.resize(p.len().max(size), 0.0);
+            dp.resize(dp.len().max(size), 0.0);
+            let keys = k.operand(first_key, nk, column, dim);
+            let values = v.operand(first_key, nk, column, dim);
+            let (tk, tv) = (dk.at(first_key, column), dv.at(first_key, column));
+            if nq == 0 {
+                for j in 0..nk {
+                    // SAFETY: this task's rows and columns.
+                    unsafe {
+                        std::slice::from_raw_parts_mut(dk.at(first_key + j, column), dim).fill(0.0);
+                        std::slice::from_raw_parts_mut(dv.at(first_key + j, column), dim).fill(0.0);
+                    }
+                }
+            }
+            for i0 in (0..nq).step_by(QUERIES) {
+                let n = QUERIES.min(nq - i0);
+                let first = qs.start as usize + i0;
+                // SAFETY: as in `forward`.
+                unsafe {
+                    let queries = q.operand(first, n, column, dim);
+                    let dys = dy.operand(first, n, column, dim);
+                    product_raw(isa, queries, transposed(keys), p.as_mut_ptr(), nk, false);
+                    product_raw(isa, dys, transposed(values), dp.as_mut_ptr(), nk, false);
+                    for i in 0..n {
+                        let seen = visible(shape, i0 + i, nk);
+                        let (p, dp) = (&mut p[i * nk..(i + 1) * nk], &mut dp[i * nk..(i + 1) * nk]);
+                        bias.apply(isa, i0 + i, shape.scale as f32, &mut p[..seen]);
+                        weights_row(isa, &mut p[..seen], log_sum[(first + i) * heads + head]);
+                        let (a, b) = (y.row(first + i, column, dim), dy.row(first + i, column, dim));
+                        let delta = dot_row(isa, a, b);
+                        let key = shape.dropout.map(|d| (d.row((first + i) * heads + head), d));
+                        if let Some((key, d)) = key {
+                            drop_row(isa, &mut dp[..seen], key, d.threshold, d.scale);
+                        }
+                        slope_row(isa, &p[..seen], &mut dp[..seen], delta);
+                        bias.collect(isa, i0 + i, &dp[..seen]);
+                        scale_row(isa, &mut dp[..seen], shape.scale as f32);
+                        if let Some((key, d)) = key {
+                            drop_row(isa, &mut p[..seen], key, d.threshold, d.scale);
+                        }
+                        p[seen..].fill(0.0);
+                        dp[seen..].fill(0.0);
+                    }
+                    let (weights, slopes) = (scratch(&p, n, nk), scratch(&dp, n, nk));
+                    product_raw(isa, slopes, keys, dq.at(first, column), dq.stride, false);
+                    product_raw(isa, transposed(slopes), queries, tk, dk.stride, i0 > 0);
+                    product_raw(isa, transposed(weights), dys, tv, dv.stride, i0 > 0);
+                }
+            }
+            SCRATCH.set((p, dp));
+            bias.column()
+        })
+        .collect();
+    let Some(dbias) = dbias else { return };
+    for (task, column) in columns.iter().enumerate() {
+        for (bucket, v) in column.iter().enumerate() {
+            dbias[bucket * heads + task % heads] += v;
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Buffers of the CPU device, aligned to a cache line and kept for reuse: fresh pages cost more than most kernels.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+const ALIGN: usize = 64;
+
+struct Block {
+    data: NonNull<f32>,
+    capacity: usize,
+}
+// The block is uniquely owned memory.
+unsafe impl Send for Block {}
+unsafe impl Sync for Block {}
+
+impl Block {
+    fn layout(capacity: usize) -> Layout {
+        Layout::from_size_align(capacity * size_of::<f32>(), ALIGN).expect("a buffer beyond the address space")
+    }
+    fn new(capacity: usize) -> Block {
+        let layout = Self::layout(capacity);
+        // SAFETY: the capacity is never zero.
+        let data = unsafe { alloc_zeroed(layout) } as *mut f32;
+        Block { data: NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout)), capacity }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout.
+        unsafe { dealloc(self.data.as_ptr() as *mut u8, Self::layout(self.capacity)) }
+    }
+}
+
+/// Free blocks, each with the round of [`Pool::trim`] in which it came back.
+#[derive(Default)]
+pub(super) struct Pool {
+    free: Mutex<(u64, Vec<(u64, Block)>)>,
+}
+
+impl Pool {
+    /// A buffer of `len` elements of unspecified (but initialised) content; the smallest free block that is at most a quarter too large, or a new one.
+    pub(super) fn take(pool: &Arc<Pool>, len: usize) -> Buffer {
+        let want = len.next_multiple_of(ALIGN / size_of::<f32>()).max(ALIGN / size_of::<f32>());
+        let mut free = pool.free.lock().expect("no panic while the lock is held");
+        let fit = (0..free.1.len())
+            .filter(|&i| (want..=want + want / 4).contains(&free.1[i].1.capacity))
+            .min_by_key(|&i| free.1[i].1.capacity);
+        let block = match fit {
+            Some(i) => free.1.swap_remove(i).1,
+            None => {
+                drop(free);
+                Block::new(want)
+            }
+        };
+        Buffer { block: Some(block), len, pool: pool.clone() }
+    }
+    /// Starts a new round and releases what was not used in the last two.
+    pub(super) fn trim(&self) {
+        let mut free = self.free.lock().expect("no panic while the lock is held");
+        free.0 += 1;
+        let round = free.0;
+        free.1.retain(|(last, _)| last + 2 >= round);
+    }
+}
+
+/// A buffer of f32; goes back to its device's pool when dropped.
+pub struct Buffer {
+    block: Option<Block>,
+    len: usize,
+    pool: Arc<Pool>,
+}
+
+impl Deref for Buffer {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        let block = self.block.as_ref().expect("present until dropped");
+        // SAFETY: the block holds at least `len` initialised elements.
+        unsafe { std::slice::from_raw_parts(block.data.as_ptr(), self.len) }
+    }
+}
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        let block = self.block.as_mut().expect("present until dropped");
+        // SAFETY: as above, and the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(block.data.as_ptr(), self.len) }
+    }
+}
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let (Some(block), Ok(mut free)) = (self.block.take(), self.pool.free.lock()) {
+            let round = free.0;
+            free.1.push((round, block));
+        }
+    }
+}

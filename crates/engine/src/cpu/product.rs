@@ -1,0 +1,346 @@
+//! The f32 matrix product.
+//!
+//! Every element of the result is one chain of multiply-adds over the inner dimension in order, starting from zero (or
+//! from what stands there, when accumulating). Tiles, blocks and threads only decide who computes it when: the bits
+//! depend on neither, nor on the vector width. Layout after Goto and van de Geijn (2008): the right operand is packed
+//! in panels of `NR` columns, the left in panels of `MR` rows, blocks of `KC` stay in the caches.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256, __m512};
+use std::cell::RefCell;
+
+use rayon::prelude::*;
+
+use super::Cpu;
+use super::lanes::{Isa, Lanes};
+use crate::device::Matrix;
+
+/// Depth of a packed block.
+const KC: usize = 256;
+/// Rows of a packed block of the left operand, about.
+const MC: usize = 168;
+/// Below this many multiply-adds a product runs on the calling thread.
+const SERIAL: usize = 1 << 17;
+
+/// An operand: element (i, j) at `data + i * row + j * column`.
+#[derive(Clone, Copy)]
+pub(super) struct Operand {
+    pub data: *const f32,
+    pub rows: usize,
+    pub columns: usize,
+    pub row: usize,
+    pub column: usize,
+}
+// SAFETY: read-only during a product.
+unsafe impl Send for Operand {}
+unsafe impl Sync for Operand {}
+
+impl Operand {
+    pub(super) fn of(m: &Matrix<'_, Cpu>) -> Operand {
+        let data = m.view.slice();
+        let (stored_rows, stored_columns) = if m.transposed { (m.columns, m.rows) } else { (m.rows, m.columns) };
+        assert!(stored_rows == 0 || data.len() >= (stored_rows - 1) * m.stride + stored_columns);
+        let (row, column) = if m.transposed { (1, m.stride) } else { (m.stride, 1) };
+        Operand { data: data.as_ptr(), rows: m.rows, columns: m.columns, row, column }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Target(*mut f32);
+// SAFETY: tasks write disjoint parts.
+unsafe impl Send for Target {}
+unsafe impl Sync for Target {}
+impl Target {
+    fn at(self, offset: usize) -> *mut f32 {
+        self.0.wrapping_add(offset)
+    }
+}
+
+thread_local! {
+    static LEFT: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static RIGHT: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// `c = a b` or `c += a b`; `c` has rows of `stride` elements, of which the first `b.columns` are written.
+pub(super) fn product(isa: Isa, a: Operand, b: Operand, c: &mut [f32], stride: usize, accumulate: bool) {
+    debug_assert!(a.rows == 0 || c.len() >= (a.rows - 1) * stride + b.columns);
+    // SAFETY: the operands lie within their slices (checked where they are made), `c` is exclusive.
+    unsafe { product_raw(isa, a, b, c.as_mut_ptr(), stride, accumulate) }
+}
+
+/// As [`product`], into memory that others may write elsewhere.
+///
+/// # Safety
+/// The operands and the `a.rows x b.columns` elements of `c` are valid, and no one else touches the latter.
+pub(super) unsafe fn product_raw(
+    isa: Isa,
+    a: Operand,
+    b: Operand,
+    c: *mut f32,
+    stride: usize,
+    accumulate: bool,
+) {
+    let c = Target(c);
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => run::<__m512, 14, 2>(avx512_panels, a, b, c, stride, accumulate),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => run::<__m256, 6, 2>(avx2_panels, a, b, c, stride, accumulate),
+            _ => run::<[f32; 4], 4, 2>(portable_panels, a, b, c, stride, accumulate),
+        }
+    }
+}
+
+/// A part of the work: rows `[i0, i1)` by the panels `[j0, j1)` of the right operand.
+struct Part {
+    i0: usize,
+    i1: usize,
+    j0: usize,
+    j1: usize,
+}
+
+type Panels = unsafe fn(Operand, Operand, Packed, Target, usize, bool, Part);
+
+/// The right operand, packed (all panels of a depth block one after the other), or to be packed by each part.
+#[derive(Clone, Copy)]
+enum Packed {
+    Whole(Target),
+    Each,
+}
+
+unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
+    panels: Panels,
+    a: Operand,
+    b: Operand,
+    c: Target,
+    stride: usize,
+    accumulate: bool,
+) {
+    let (m, n, k) = (a.rows, b.columns, a.columns);
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k == 0 {
+        if !accumulate {
+            for i in 0..m {
+                unsafe { std::slice::from_raw_parts_mut(c.at(i * stride), n) }.fill(0.0);
+            }
+        }
+        return;
+    }
+    let nr = NV * L::N;
+    let np = n.div_ceil(nr);
+    let threads = if m * n * k < SERIAL { 1 } else { rayon::current_num_threads() };
+    let whole = Part { i0: 0, i1: m, j0: 0, j1: np };
+    if threads == 1 && m <= MC {
+        return unsafe { panels(a, b, Packed::Each, c, stride, accumulate, whole) };
+    }
+    // Cut rows into blocks of at most MC, as even as MR allows; few rows are cut by columns too, then each part packs its own panels.
+    let blocks = m.div_ceil(MC).next_multiple_of(if m >= threads * MR { threads } else { 1 });
+    let mc = m.div_ceil(blocks).next_multiple_of(MR);
+    let blocks = m.div_ceil(mc);
+    let cuts = if blocks >= threads { 1 } else { (4 * threads).div_ceil(blocks).min(np) };
+    let parts = move |t: usize| {
+        let (i, j) = (t / cuts, t % cuts);
+        Part { i0: i * mc, i1: m.min((i + 1) * mc), j0: np * j / cuts, j1: np * (j + 1) / cuts }
+    };
+    if blocks == 1 {
+        (0..cuts).into_par_iter().with_max_len(1).for_each(|t| unsafe {
+            panels(a, b, Packed::Each, c, stride, accumulate, parts(t))
+        });
+        return;
+    }
+    let mut storage = RIGHT.take();
+    storage.resize((np * nr * k + L::N).max(storage.len()), 0.0);
+    let packed = Target(storage.as_mut_ptr());
+    let chunks = (2 * threads).min(np);
+    let pack_all = |t: usize| unsafe {
+        for j in np * t / chunks..np * (t + 1) / chunks {
+            pack_panel_of(isa_of::<L>(), b, j * nr, nr, packed.at(0), np);
+        }
+    };
+    (0..chunks).into_par_iter().with_max_len(1).for_each(pack_all);
+    (0..blocks * cuts).into_par_iter().with_max_len(1).for_each(|t| unsafe {
+        panels(a, b, Packed::Whole(packed), c, stride, accumulate, parts(t))
+    });
+    RIGHT.set(storage);
+}
+
+fn isa_of<L: Lanes>() -> Isa {
+    match L::N {
+        16 => Isa::Avx512,
+        8 => Isa::Avx2,
+        _ => Isa::Portable,
+    }
+}
+
+/// Packs columns `[j, j + nr)` of `b`, all depth blocks, into their places in the whole packed operand of `np` panels.
+unsafe fn pack_panel_of(isa: Isa, b: Operand, j: usize, nr: usize, d: *mut f32, np: usize) {
+    let width = nr.min(b.columns - j);
+    for p in (0..b.rows).step_by(KC) {
+        let depth = KC.min(b.rows - p);
+        unsafe {
+            let source = b.data.add(p * b.row + j * b.column);
+            let target = d.add(p * np * nr + j * depth);
+            pack(isa, source, b.column, b.row, width, depth, target, nr);
+        }
+    }
+}
+
+/// `d[k * width + i] = s[i * vector + k * along]` for `vectors` vectors; the rest of `width` is zero.
+unsafe fn pack(
+    isa: Isa,
+    s: *const f32,
+    vector: usize,
+    along: usize,
+    vectors: usize,
+    depth: usize,
+    d: *mut f32,
+    width: usize,
+) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn transpose512(s: *const f32, t: usize, v: usize, k: usize, d: *mut f32, w: usize) {
+        unsafe { <__m512 as Lanes>::transpose(s, t, v, k, d, w) }
+    }
+    unsafe {
+        if vectors < width {
+            for k in 0..depth {
+                std::slice::from_raw_parts_mut(d.add(k * width + vectors), width - vectors).fill(0.0);
+            }
+        }
+        if vector == 1 {
+            for k in 0..depth {
+                std::ptr::copy_nonoverlapping(s.add(k * along), d.add(k * width), vectors);
+            }
+            return;
+        }
+        debug_assert_eq!(along, 1);
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => transpose512(s, vector, vectors, depth, d, width),
+            _ => <[f32; 4] as Lanes>::transpose(s, vector, vectors, depth, d, width),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
+unsafe fn avx512_panels(a: Operand, b: Operand, p: Packed, c: Target, stride: usize, acc: bool, part: Part) {
+    unsafe { panels::<__m512, 14, 2>(a, b, p, c, stride, acc, part) }
+}
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2_panels(a: Operand, b: Operand, p: Packed, c: Target, stride: usize, acc: bool, part: Part) {
+    unsafe { panels::<__m256, 6, 2>(a, b, p, c, stride, acc, part) }
+}
+unsafe fn portable_panels(a: Operand, b: Operand, p: Packed, c: Target, stride: usize, acc: bool, part: Part) {
+    unsafe { panels::<[f32; 4], 4, 2>(a, b, p, c, stride, acc, part) }
+}
+
+#[inline(always)]
+unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
+    a: Operand,
+    b: Operand,
+    packed: Packed,
+    c: Target,
+    stride: usize,
+    accumulate: bool,
+    part: Part,
+) {
+    let (n, k, nr) = (b.columns, a.columns, NV * L::N);
+    let np = n.div_ceil(nr);
+    let isa = isa_of::<L>();
+    let rows = part.i1 - part.i0;
+    let mut left = LEFT.take();
+    let own = matches!(packed, Packed::Each);
+    let left_len = rows.next_multiple_of(MR) * KC;
+    left.resize((left_len + if own { nr * KC } else { 0 } + L::N).max(left.len()), 0.0);
+    let la = left.as_mut_ptr();
+    let lb = unsafe { la.add(left_len) };
+    let mut edge = [0f32; 14 * 32];
+    for p in (0..k).step_by(KC) {
+        let depth = KC.min(k - p);
+        let fresh = p == 0 && !accumulate;
+        unsafe {
+            for i in (part.i0..part.i1).step_by(MR) {
+                let source = a.data.add(i * a.row + p * a.column);
+                let target = la.add((i - part.i0) * depth);
+                pack(isa, source, a.row, a.column, MR.min(part.i1 - i), depth, target, MR);
+            }
+            for j in part.j0..part.j1 {
+                let columns = nr.min(n - j * nr);
+                let panel = match packed {
+                    Packed::Whole(d) => d.at(p * np * nr + j * nr * depth) as *const f32,
+                    Packed::Each => {
+                        let source = b.data.add(p * b.row + j * nr * b.column);
+                        pack(isa, source, b.column, b.row, columns, depth, lb, nr);
+                        lb
+                    }
+                };
+                for i in (part.i0..part.i1).step_by(MR) {
+                    let r = MR.min(part.i1 - i);
+                    let target = c.at(i * stride + j * nr);
+                    let block = la.add((i - part.i0) * depth);
+                    if r == MR && columns == nr {
+                        tile::<L, MR, NV>(depth, block, panel, target, stride, fresh);
+                        continue;
+                    }
+                    // A tile over the border is computed whole beside, and its valid part copied.
+                    if !fresh {
+                        for x in 0..r {
+                            std::ptr::copy_nonoverlapping(target.add(x * stride), edge.as_mut_ptr().add(x * nr), columns);
+                        }
+                    }
+                    tile::<L, MR, NV>(depth, block, panel, edge.as_mut_ptr(), nr, fresh);
+                    for x in 0..r {
+                        std::ptr::copy_nonoverlapping(edge.as_ptr().add(x * nr), target.add(x * stride), columns);
+                    }
+                }
+            }
+        }
+    }
+    LEFT.set(left);
+}
+
+/// `MR x (NV * N)` elements of the result in registers over one depth block.
+#[inline(always)]
+unsafe fn tile<L: Lanes, const MR: usize, const NV: usize>(
+    depth: usize,
+    mut a: *const f32,
+    mut b: *const f32,
+    c: *mut f32,
+    stride: usize,
+    fresh: bool,
+) {
+    unsafe {
+        let mut r = [[L::zero(); NV]; MR];
+        if !fresh {
+            for (i, row) in r.iter_mut().enumerate() {
+                for (v, x) in row.iter_mut().enumerate() {
+                    *x = L::load(c.add(i * stride + v * L::N));
+                }
+            }
+        }
+        for _ in 0..depth {
+            let mut y = [L::zero(); NV];
+            for (v, x) in y.iter_mut().enumerate() {
+                *x = L::load(b.add(v * L::N));
+            }
+            for (i, row) in r.iter_mut().enumerate() {
+                let s = L::splat(a.add(i));
+                for (x, &y) in row.iter_mut().zip(&y) {
+                    *x = x.fma(s, y);
+                }
+            }
+            a = a.add(MR);
+            b = b.add(NV * L::N);
+        }
+        for (i, row) in r.iter().enumerate() {
+            for (v, x) in row.iter().enumerate() {
+                x.store(c.add(i * stride + v * L::N));
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The trait of a device: the kernels that the operations of `ops` are made of, and views into its memory.
+//!
+//! Two devices exist: [`crate::Cpu`] (f32, fused, vectorised) and [`crate::Reference`] (f64, plain loops, the
+//! oracle of every test). A device only computes; what is saved and in which order gradients flow is the tape's.
+
+use crate::random::Dropout;
+
+/// A read-only stretch of a device's memory.
+pub struct View<'a, D: Device> {
+    /// The buffer that holds the elements.
+    pub storage: &'a D::Storage,
+    /// First element.
+    pub start: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl<D: Device> Clone for View<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<D: Device> Copy for View<'_, D> {}
+
+/// A writable stretch of a device's memory.
+pub struct ViewMut<'a, D: Device> {
+    /// The buffer that holds the elements.
+    pub storage: &'a mut D::Storage,
+    /// First element.
+    pub start: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl<D: Device> ViewMut<'_, D> {
+    /// The same stretch, borrowed anew.
+    pub fn reborrow(&mut self) -> ViewMut<'_, D> {
+        ViewMut { storage: self.storage, start: self.start, len: self.len }
+    }
+}
+
+/// A row-major matrix inside a view: element (i, j) at `i * stride + j`; `transposed` swaps the roles.
+pub struct Matrix<'a, D: Device> {
+    /// The elements.
+    pub view: View<'a, D>,
+    /// Rows as multiplied (after transposition).
+    pub rows: usize,
+    /// Columns as multiplied (after transposition).
+    pub columns: usize,
+    /// Distance of two stored rows, in elements.
+    pub stride: usize,
+    /// Whether the stored matrix is used transposed.
+    pub transposed: bool,
+}
+
+impl<'a, D: Device> Matrix<'a, D> {
+    /// A contiguous `rows x columns` matrix.
+    pub fn new(view: View<'a, D>, rows: usize, columns: usize) -> Self {
+        debug_assert_eq!(view.len, rows * columns);
+        Matrix { view, rows, columns, stride: columns, transposed: false }
+    }
+    /// The transposed matrix.
+    pub fn t(self) -> Self {
+        Matrix { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
+    }
+}
+
+/// Queries, keys and values of an attention, as they lie in memory.
+pub enum Heads<'a, D: Device> {
+    /// One row holds query, key and value: `[tokens, 3 * heads * head_dim]`.
+    Fused(View<'a, D>),
+    /// Queries `[query tokens, heads * head_dim]`, keys beside values `[key tokens, 2 * heads * head_dim]`.
+    Split {
+        /// The queries.
+        query: View<'a, D>,
+        /// The keys and values.
+        key_value: View<'a, D>,
+    },
+}
+
+/// Where the gradients of [`Heads`] go; the same layouts.
+pub enum HeadsMut<'a, D: Device> {
+    /// One row for query, key and value.
+    Fused(ViewMut<'a, D>),
+    /// Queries apart from keys and values.
+    Split {
+        /// The queries' gradient.
+        query: ViewMut<'a, D>,
+        /// The gradient of keys and values.
+        key_value: ViewMut<'a, D>,
+    },
+}
+
+/// Rows `[start, end)` of a packed tensor: one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First row.
+    pub start: u32,
+    /// One past the last row.
+    pub end: u32,
+}
+
+impl Span {
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+    /// Whether the span holds no row.
+    pub fn is_empty(&self) -> bool {
+        self.end == self.start
+    }
+    /// The spans between consecutive offsets.
+    pub fn from_offsets(offsets: &[u32]) -> Vec<Span> {
+        offsets.windows(2).map(|w| Span { start: w[0], end: w[1] }).collect()
+    }
+}
+
+/// T5's learned relative bias: which row of the table `[buckets, heads]` a pair of positions reads.
+#[derive(Clone, Debug)]
+pub struct RelativeBuckets {
+    /// Bucket of the distance `key position - query position`, index `distance + zero`, clamped at both ends.
+    pub bucket: Vec<u16>,
+    /// Index of distance zero in `bucket`.
+    pub zero: usize,
+    /// Number of buckets (rows of the table).
+    pub buckets: usize,
+    /// Position of every packed key row; `None`: its row within its sequence.
+    pub key_positions: Option<Vec<u32>>,
+}
+
+impl RelativeBuckets {
+    /// Row of the table for a query and a key at these positions.
+    pub fn of(&self, query: usize, key: usize) -> usize {
+        let index = (self.zero + key).saturating_sub(query);
+        self.bucket[index.min(self.bucket.len() - 1)] as usize
+    }
+}
+
+/// Everything about an attention that is not a float.
+#[derive(Clone)]
+pub struct AttentionShape {
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Query rows of each sequence.
+    pub queries: Vec<Span>,
+    /// Key rows that the sequence of the same index attends to.
+    pub keys: Vec<Span>,
+    /// Position of the first query row of every sequence (0 but in step-by-step decoding).
+    pub first_query: usize,
+    /// Whether a query attends only to keys at positions up to its own.
+    pub causal: bool,
+    /// Factor on the products before the bias (1 in T5).
+    pub scale: f64,
+    /// Relative bias, if the attention has one.
+    pub buckets: Option<std::sync::Arc<RelativeBuckets>>,
+    /// Dropout of the attention weights.
+    pub dropout: Option<Dropout>,
+}
+
+/// The nonlinearity of a feed-forward layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// max(0, x)
+    Relu,
+    /// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): BERT's original form, `gelu_new` in Hugging Face.
+    GeluTanh,
+    /// 0.5 x (1 + erf(x / sqrt 2))
+    GeluErf,
+    /// x / (1 + exp(-x))
+    Silu,
+}
+
+/// One step of Adam or AdamW (Loshchilov and Hutter, 2019), in PyTorch's order of operations.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamStep {
+    /// Learning rate of this update.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay: parameters are multiplied by `1 - lr * weight_decay`.
+    pub weight_decay: f64,
+    /// Number of this update, from 1 (bias correction).
+    pub step: u64,
+    /// Factor on the gradient (clipping).
+    pub gradient_scale: f64,
+}
+
+/// A device: memory and kernels. All matrices are row-major; `+=` is said where a kernel adds.
+pub trait Device: Clone + Send + Sync + Sized + 'static {
+    /// A buffer of this device.
+    type Storage: Send + Sync + 'static;
+
+    /// Short name, for logs and checkpoints: `cpu`, `reference`.
+    fn name(&self) -> &'static str;
+    /// What the bits of a result depend on beside the inputs: instruction set and the like.
+    fn arithmetic(&self) -> String;
+    /// Runs `f` inside this device's thread pool; kernels called within use its threads.
+    fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R;
+    /// A buffer of `len` zeros.
+    fn zeros(&self, len: usize) -> Self::Storage;
+    /// A buffer with arbitrary finite or non-finite content, to be overwritten whole.
+    fn scratch(&self, len: usize) -> Self::Storage;
+    /// Copies host values in.
+    fn write(&self, target: ViewMut<'_, Self>, values: &[f32]);
+    /// Copies values out, rounded to f32.
+    fn read(&self, source: View<'_, Self>) -> Vec<f32>;
+    /// Copies values out at full precision.
+    fn read_f64(&self, source: View<'_, Self>) -> Vec<f64>;
+    /// Releases buffers kept for reuse that recent work did not need.
+    fn trim(&self) {}
+
+    /// `target[i] = value`
+    fn fill(&self, target: ViewMut<'_, Self>, value: f64);
+    /// `target = source`
+    fn copy(&self, target: ViewMut<'_, Self>, source: View<'_, Self>);
+    /// `target += source`
+    fn add(&self, target: ViewMut<'_, Self>, source: View<'_, Self>);
+    /// `target *= factor`
+    fn scale(&self, target: ViewMut<'_, Self>, factor: f64);
+    /// Sum of `a[i] * b[i]`, over fixed blocks.
+    fn dot(&self, a: View<'_, Self>, b: View<'_, Self>) -> f64;
+
+    /// `c = a b`, or `c += a b` when `accumulate`; `c` is contiguous, `a.rows x b.columns`.
+    fn product(&self, a: Matrix<'_, Self>, b: Matrix<'_, Self>, c: ViewMut<'_, Self>, accumulate: bool);
+    /// Rows `ids` of `table` (`[_, width]`) one after the other into `rows`.
+    fn gather(&self, table: View<'_, Self>, width: usize, ids: &[u32], rows: ViewMut<'_, Self>);
+    /// `table[ids[i]] += rows[i]`, in the order of i.
+    fn scatter_add(&self, rows: View<'_, Self>, width: usize, ids: &[u32], table: ViewMut<'_, Self>);
+    /// Inverted dropout in place; `width` elements a row, the row number keys the draw.
+    fn dropout(&self, x: ViewMut<'_, Self>, width: usize, dropout: Dropout);
+    /// `x = residual + dropout(x)`
+    fn residual(&self, x: ViewMut<'_, Self>, residual: View<'_, Self>, width: usize, dropout: Option<Dropout>);
+
+    /// Root-mean-square norm (Zhang and Sennrich, 2019) without bias: `y = x * r * weight`,
+    /// `r = 1 / sqrt(mean(x^2) + eps)` per row of `weight.len` elements.
+    fn rms_norm(&self, x: View<'_, Self>, weight: View<'_, Self>, eps: f64, y: ViewMut<'_, Self>);
+    /// Backward of [`Device::rms_norm`]: `dx += ...`, `dweight += ...`.
+    fn rms_norm_backward(
+        &self,
+        x: View<'_, Self>,
+        weight: View<'_, Self>,
+        eps: f64,
+        dy: View<'_, Self>,
+        dx: ViewMut<'_, Self>,
+        dweight: ViewMut<'_, Self>,
+    );
+
+    /// `y = dropout(act(u))`, or `y = dropout(act(u[:, ..width]) * u[:, width..])` when `gated`
+    /// (then `u` has rows of `2 * width`).
+    fn activation(
+        &self,
+        u: View<'_, Self>,
+        width: usize,
+        kind: Activation,
+        gated: bool,
+        dropout: Option<Dropout>,
+        y: ViewMut<'_, Self>,
+    );
+    /// Backward of [`Device::activation`]: `du = ...`.
+    fn activation_backward(
+        &self,
+        u: View<'_, Self>,
+        width: usize,
+        kind: Activation,
+        gated: bool,
+        dropout: Option<Dropout>,
+        dy: View<'_, Self>,
+        du: ViewMut<'_, Self>,
+    );
+
+    /// Softmax attention of every sequence's queries over its keys:
+    /// `y = dropout(softmax(scale * q k + bias)) v`, `[query tokens, heads * head_dim]`.
+    /// `log_sum`: log of the softmax's denominator per (query token, head), kept for the backward.
+    fn attention(
+        &self,
+        x: Heads<'_, Self>,
+        bias: Option<View<'_, Self>>,
+        shape: &AttentionShape,
+        y: ViewMut<'_, Self>,
+        log_sum: ViewMut<'_, Self>,
+    );
+    /// Backward of [`Device::attention`]: `dx = ...` (every row that belongs to a span is overwritten), `dbias += ...`.
+    fn attention_backward(
+        &self,
+        x: Heads<'_, Self>,
+        bias: Option<View<'_, Self>>,
+        shape: &AttentionShape,
+        y: View<'_, Self>,
+        log_sum: View<'_, Self>,
+        dy: View<'_, Self>,
+        dx: HeadsMut<'_, Self>,
+        dbias: Option<ViewMut<'_, Self>>,
+    );
+
+    /// Per row of `logits` (`[labels.len(), classes]`): the cross-entropy of its label into `losses`, log of the sum of exponentials into `log_sum`.
+    fn cross_entropy(
+        &self,
+        logits: View<'_, Self>,
+        labels: &[u32],
+        losses: ViewMut<'_, Self>,
+        log_sum: ViewMut<'_, Self>,
+    );
+    /// `logits = scale * (softmax(logits) - onehot(labels))`, in place.
+    fn cross_entropy_backward(
+        &self,
+        logits: ViewMut<'_, Self>,
+        labels: &[u32],
+        log_sum: View<'_, Self>,
+        scale: f64,
+    );
+    /// Index of the greatest element of each row of `width` elements; the first of equals.
+    fn argmax(&self, x: View<'_, Self>, width: usize) -> Vec<u32>;
+
+    /// One optimizer step over a stretch of the arenas.
+    fn adam(
+        &self,
+        parameters: ViewMut<'_, Self>,
+        gradients: View<'_, Self>,
+        first: ViewMut<'_, Self>,
+        second: ViewMut<'_, Self>,
+        step: AdamStep,
+    );
+}
