@@ -1,3 +1,4 @@
 //! Model architectures and their weights: Hugging Face and FiD layouts in and out.
 
+pub mod folder;
 pub mod weights;

@@ -49,28 +49,12 @@ struct Index {
 
 /// Opens every shard that the index names. As in transformers, a tensor that a shard holds beyond the index is kept.
 pub(super) fn open(path: &Path, reader: &mut WeightsReader) -> Result<()> {
-    let file = DataFile::open(path)?;
-    if file.len > MAX_INDEX {
-        let what = format!("expected an index of at most {MAX_INDEX} bytes, found {}", file.len);
-        return Err(WeightsError::invalid(path, what));
-    }
-    file.refuse_pointer_files()?;
-    let index: Index = serde_json::from_slice(&file.head(MAX_INDEX)?)
-        .map_err(|e| WeightsError::invalid(path, format!("expected {{\"weight_map\": {{tensor: file}}}}: {e}")))?;
-    let map = index.weight_map.0;
-    if map.is_empty() {
-        return Err(WeightsError::invalid(path, "expected a `weight_map` that names tensors, found an empty one"));
-    }
+    let map = read(path)?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut opened = BTreeSet::new();
     for (name, shard) in &map {
-        let mut parts = Path::new(shard).components();
-        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) || shard.ends_with(".json") {
-            let what = format!("expected the name of a file beside the index, found `{shard}`");
-            return Err(WeightsError::tensor(path, name, what));
-        }
-        let shard_path = folder.join(shard);
         if opened.insert(shard.as_str()) {
+            let shard_path = folder.join(shard);
             if !shard_path.exists() {
                 let what = format!("its shard {} is missing; copy or download it again", shard_path.display());
                 return Err(WeightsError::tensor(path, name, what));
@@ -86,4 +70,34 @@ pub(super) fn open(path: &Path, reader: &mut WeightsReader) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Names of the shards of an index, ascending.
+#[cfg(feature = "hub")]
+pub(crate) fn shards(path: &Path) -> Result<BTreeSet<String>> {
+    Ok(read(path)?.into_iter().map(|(_, shard)| shard).collect())
+}
+
+/// Reads pairs of tensor and shard; a shard is a plain file name.
+fn read(path: &Path) -> Result<Vec<(String, String)>> {
+    let file = DataFile::open(path)?;
+    if file.len > MAX_INDEX {
+        let what = format!("expected an index of at most {MAX_INDEX} bytes, found {}", file.len);
+        return Err(WeightsError::invalid(path, what));
+    }
+    file.refuse_pointer_files()?;
+    let index: Index = serde_json::from_slice(&file.head(MAX_INDEX)?)
+        .map_err(|e| WeightsError::invalid(path, format!("expected {{\"weight_map\": {{tensor: file}}}}: {e}")))?;
+    let map = index.weight_map.0;
+    if map.is_empty() {
+        return Err(WeightsError::invalid(path, "expected a `weight_map` that names tensors, found an empty one"));
+    }
+    for (name, shard) in &map {
+        let mut parts = Path::new(shard).components();
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) || shard.ends_with(".json") {
+            let what = format!("expected the name of a file beside the index, found `{shard}`");
+            return Err(WeightsError::tensor(path, name, what));
+        }
+    }
+    Ok(map)
 }

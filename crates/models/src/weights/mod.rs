@@ -16,6 +16,8 @@ mod torch;
 
 pub use error::{Result, WeightsError};
 pub use file::Dtype;
+#[cfg(feature = "hub")]
+pub(crate) use index::shards;
 pub use safetensors::save_safetensors;
 
 use file::DataFile;
