@@ -86,7 +86,8 @@ struct Columns(*mut f32);
 unsafe impl Send for Columns {}
 unsafe impl Sync for Columns {}
 impl Columns {
-    unsafe fn at(&self, offset: usize, len: usize) -> &mut [f32] {
+    /// SAFETY: within the table, and no one else holds these elements.
+    unsafe fn at<'a>(self, offset: usize, len: usize) -> &'a mut [f32] {
         unsafe { std::slice::from_raw_parts_mut(self.0.add(offset), len) }
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn tanh<const F: bool>(x: f32) -> f32 {
     let a = x.abs();
     let far = 1.0 - 2.0 / (exp::<F>(2.0 * a) + 1.0);
     let z = x * x;
-    let p = fma::<F>(-5.704_988e-3, z, 2.063_908_9e-2);
+    let p = fma::<F>(-5.704_988e-3, z, 2.063_909e-2);
     let p = fma::<F>(p, z, -5.373_971e-2);
     let p = fma::<F>(p, z, 1.333_144_2e-1);
     let p = fma::<F>(p, z, -3.333_328e-1);
@@ -75,8 +75,8 @@ pub(super) fn sum(len: usize, f: impl Fn(usize, f32) -> f32) -> f32 {
         }
         i += 32;
     }
-    for j in 0..len - full {
-        lanes[j] = f(full + j, lanes[j]);
+    for (j, lane) in lanes.iter_mut().enumerate().take(len - full) {
+        *lane = f(full + j, *lane);
     }
     tree(lanes)
 }

@@ -12,6 +12,9 @@ struct Constants {
     decay: f32,
     beta1: f32,
     beta2: f32,
+    // 1 - beta in f64 first: 1 - 0.999f32 is wrong in the fifth digit.
+    rest1: f32,
+    rest2: f32,
     rate: f32,
     root: f32,
     eps: f32,
@@ -20,11 +23,10 @@ struct Constants {
 
 kernel! {
     fn adam_block(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], c: Constants) {
-        let (b1, b2) = (1.0 - c.beta1, 1.0 - c.beta2);
         for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
             let g = *g * c.gradient_scale;
-            *m = fma::<F>(*m, c.beta1, b1 * g);
-            *v = fma::<F>(*v, c.beta2, b2 * g * g);
+            *m = fma::<F>(*m, c.beta1, c.rest1 * g);
+            *v = fma::<F>(*v, c.beta2, c.rest2 * g * g);
             let denominator = fma::<F>(v.sqrt(), c.root, c.eps);
             *p = fma::<F>(-c.rate, *m / denominator, *p * c.decay);
         }
@@ -39,6 +41,8 @@ pub(super) fn adam(isa: Isa, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f
         decay: (1.0 - s.lr * s.weight_decay) as f32,
         beta1: s.beta1 as f32,
         beta2: s.beta2 as f32,
+        rest1: (1.0 - s.beta1) as f32,
+        rest2: (1.0 - s.beta2) as f32,
         rate: (s.lr / (1.0 - libm::pow(s.beta1, t))) as f32,
         root: (1.0 / (1.0 - libm::pow(s.beta2, t)).sqrt()) as f32,
         eps: s.eps as f32,
