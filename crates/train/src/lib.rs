@@ -1,1 +1,3 @@
-//! placeholder
+//! The training loop, objectives, schedules, checkpoints and logs.
+
+pub mod run;

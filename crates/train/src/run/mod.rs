@@ -1,0 +1,28 @@
+//! What a run is on disk and on screen: its folder, lease, configuration, checkpoints, logs, and the signals that end it.
+//!
+//! ```text
+//! RUN/config.toml      every decision, defaults included      RUN/run.log        log for people
+//! RUN/metrics.jsonl    one line per logged update             RUN/tensorboard/   event files
+//! RUN/checkpoint/step-N/                                      RUN/checkpoint/latest, best_dev -> step-N
+//! RUN/lease.json, RUN/.lock                                   who may prune checkpoints and move links
+//! ```
+//!
+//! Nothing in here knows of models or data: the training loop hands over plain files, numbers and names.
+
+pub mod checkpoint;
+pub mod config;
+mod error;
+mod files;
+pub mod lease;
+mod manifest;
+pub mod memory;
+pub mod metrics;
+pub mod signals;
+
+pub use checkpoint::{CheckpointStore, CheckpointWriter, Committed, FoundCheckpoint};
+pub use error::RunError;
+pub use files::write_atomic;
+pub use lease::Lease;
+pub use manifest::{FileEntry, MANIFEST_NAME, Manifest};
+pub use metrics::MetricsWriter;
+pub use signals::{EXIT_SAVED_NOT_REQUEUED, Signals, StopReason};
