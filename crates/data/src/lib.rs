@@ -1,1 +1,33 @@
-//! placeholder
+//! Questions, passages, tokenizing, packing, shuffling and answer metrics: everything a reader's
+//! data needs before a model sees it, and no floats of a model.
+//!
+//! The way of one training example: [`Questions`] reads item `i` of a file in any order,
+//! [`ReaderEncoding`] turns it into token ids, [`PackedReaderBatch`] lays a batch out without padding.
+//! [`Batches`] says which items belong to update `u`.
+
+pub mod answers;
+mod charsmap;
+pub mod check;
+pub mod draw;
+mod error;
+mod index;
+pub mod packed;
+pub mod question;
+pub mod questions;
+pub mod reader;
+mod scan;
+pub mod shuffle;
+mod source;
+mod spiece;
+pub mod template;
+pub mod tokenizer;
+
+pub use answers::{AnswerTally, exact_match, f1};
+pub use check::{CheckReport, check};
+pub use error::DataError;
+pub use packed::PackedReaderBatch;
+pub use question::{Passage, Place, Question};
+pub use questions::Questions;
+pub use reader::{EncodedExample, ReaderEncoding};
+pub use shuffle::{Batches, Permutation, epoch_permutation};
+pub use tokenizer::Tokenizer;

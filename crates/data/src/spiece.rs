@@ -1,0 +1,162 @@
+//! A sentencepiece `spiece.model` as a tokenizers pipeline, the way Hugging Face's T5 converter builds it.
+//!
+//! Field numbers are those of sentencepiece_model.proto (Apache-2.0, github.com/google/sentencepiece).
+
+use std::collections::BTreeSet;
+
+use prost::Message;
+use tokenizers::models::unigram::Unigram;
+use tokenizers::normalizers::{Precompiled, Replace, Sequence, Strip, replace::ReplacePattern};
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::{AddedToken, NormalizerWrapper};
+
+use crate::charsmap;
+use crate::tokenizer::{MAX_PIECE_BYTES, SpecialNames};
+
+/// Largest spiece.model that is read; the largest in use are near 5 MB.
+pub(crate) const MAX_BYTES: u64 = 16 << 20;
+const MAX_EXTRA_IDS: usize = 10_000;
+
+#[derive(Clone, PartialEq, Message)]
+struct Model {
+    #[prost(message, repeated, tag = "1")]
+    pieces: Vec<Piece>,
+    #[prost(message, optional, tag = "2")]
+    trainer: Option<Trainer>,
+    #[prost(message, optional, tag = "3")]
+    normalizer: Option<Normalizer>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Piece {
+    #[prost(string, optional, tag = "1")]
+    piece: Option<String>,
+    #[prost(float, optional, tag = "2")]
+    score: Option<f32>,
+    #[prost(int32, optional, tag = "3")]
+    kind: Option<i32>,
+}
+
+const USER_DEFINED: i32 = 4;
+
+#[derive(Clone, PartialEq, Message)]
+struct Trainer {
+    #[prost(int32, optional, tag = "3")]
+    model_type: Option<i32>,
+    #[prost(bool, optional, tag = "35")]
+    byte_fallback: Option<bool>,
+    #[prost(int32, optional, tag = "40")]
+    unk_id: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Normalizer {
+    #[prost(bytes = "vec", optional, tag = "2")]
+    charsmap: Option<Vec<u8>>,
+    #[prost(bool, optional, tag = "3")]
+    add_dummy_prefix: Option<bool>,
+}
+
+/// Builds the pipeline from the file's bytes; `extra_ids` tokens `<extra_id_N>` follow the pieces, the highest N first.
+pub(crate) fn build(
+    bytes: &[u8],
+    names: &SpecialNames,
+    extra_ids: usize,
+) -> Result<tokenizers::Tokenizer, String> {
+    let model = Model::decode(bytes)
+        .map_err(|e| format!("expected a sentencepiece model, found bad data ({e}); get the file again"))?;
+    let trainer = model.trainer.unwrap_or_default();
+    if !matches!(trainer.model_type, None | Some(1)) {
+        let kind = trainer.model_type.unwrap_or_default();
+        return Err(format!(
+            "expected a unigram model (type 1), found type {kind}; convert it to a tokenizer.json with Hugging Face tools"
+        ));
+    }
+    if extra_ids > MAX_EXTRA_IDS {
+        return Err(format!(
+            "expected at most {MAX_EXTRA_IDS} extra ids, found {extra_ids}; correct tokenizer_config.json"
+        ));
+    }
+    let mut vocab = Vec::with_capacity(model.pieces.len() + extra_ids);
+    let mut user_defined = Vec::new();
+    let mut own_extra_ids = BTreeSet::new();
+    for (id, piece) in model.pieces.into_iter().enumerate() {
+        let text = piece.piece.unwrap_or_default();
+        let score = piece.score.unwrap_or_default();
+        if text.is_empty() || text.len() > MAX_PIECE_BYTES || !score.is_finite() {
+            return Err(format!(
+                "expected piece {id} to have 1 to {MAX_PIECE_BYTES} bytes and a finite score, found {} bytes and {score}; get the file again",
+                text.len()
+            ));
+        }
+        if piece.kind == Some(USER_DEFINED) {
+            user_defined.push(AddedToken::from(text.clone(), false).normalized(false));
+        }
+        if text.starts_with("<extra_id_") {
+            own_extra_ids.insert(text.clone());
+        }
+        vocab.push((text, f64::from(score)));
+    }
+    let unk_id = usize::try_from(trainer.unk_id.unwrap_or(0))
+        .ok()
+        .filter(|&id| id < vocab.len());
+    let Some(unk_id) = unk_id else {
+        return Err(format!(
+            "expected the unknown piece among {} pieces, found id {:?}; get the file again",
+            vocab.len(),
+            trainer.unk_id
+        ));
+    };
+    let mut special: Vec<AddedToken> = [&names.pad, &names.eos, &names.unk]
+        .map(|n| AddedToken::from(n.clone(), true))
+        .into();
+    for n in (0..extra_ids).rev() {
+        let name = format!("<extra_id_{n}>");
+        special.push(AddedToken::from(name.clone(), true));
+        if !own_extra_ids.contains(&name) {
+            vocab.push((name, 0.0));
+        }
+    }
+
+    let normalizer = model.normalizer.unwrap_or_default();
+    let mut steps: Vec<NormalizerWrapper> = Vec::new();
+    if let Some(map) = normalizer.charsmap.filter(|m| !m.is_empty()) {
+        charsmap::check(&map)?;
+        steps.push(Precompiled::from(&map).map_err(|e| e.to_string())?.into());
+    }
+    steps.push(Strip::new(false, true).into());
+    steps.push(
+        Replace::new(ReplacePattern::Regex(" {2,}".into()), "▁")
+            .map_err(|e| e.to_string())?
+            .into(),
+    );
+
+    let scheme = if normalizer.add_dummy_prefix.unwrap_or(true) {
+        PrependScheme::Always
+    } else {
+        PrependScheme::Never
+    };
+    let metaspace = Metaspace::new('▁', scheme, true);
+    let unigram = Unigram::from(vocab, Some(unk_id), trainer.byte_fallback.unwrap_or(false))
+        .map_err(|e| e.to_string())?;
+    let mut tokenizer = tokenizers::Tokenizer::new(unigram);
+    tokenizer.with_normalizer(Some(Sequence::new(steps)));
+    tokenizer.with_pre_tokenizer(Some(metaspace.clone()));
+    tokenizer.with_decoder(Some(metaspace));
+    tokenizer.add_special_tokens(&special);
+    tokenizer.add_tokens(&user_defined);
+    if let Some(eos) = tokenizer.token_to_id(&names.eos) {
+        // for other programs that read the saved file; here special tokens are never added by the pipeline
+        let template = TemplateProcessing::builder()
+            .try_single(format!("$A {}", names.eos))
+            .and_then(|b| b.try_pair(format!("$A {0} $B {0}", names.eos)))
+            .map(|b| b.special_tokens(vec![(names.eos.clone(), eos)]).build());
+        match template {
+            Ok(Ok(template)) => tokenizer.with_post_processor(Some(template)),
+            Ok(Err(e)) => return Err(e.to_string()),
+            Err(e) => return Err(e),
+        };
+    }
+    Ok(tokenizer)
+}
