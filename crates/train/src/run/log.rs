@@ -1,0 +1,171 @@
+//! The log for people: on stderr and in `RUN/run.log`, through `tracing`.
+//!
+//! A library user keeps the choice of a subscriber: only [`init_logging`], which a program calls, sets one.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::registry::LookupSpan;
+
+use super::error::{Context, RunError};
+use super::{files, progress};
+
+/// How much is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Verbosity {
+    /// Warnings and errors.
+    Quiet,
+    /// What a person who watches a run wants to know.
+    #[default]
+    Normal,
+    /// Details for those who look for a fault.
+    Verbose,
+}
+
+impl Verbosity {
+    fn level(self) -> Level {
+        match self {
+            Self::Quiet => Level::WARN,
+            Self::Normal => Level::INFO,
+            Self::Verbose => Level::DEBUG,
+        }
+    }
+}
+
+/// Sends the events of this process to stderr and, where a run folder is given (rank 0), to the end of `run.log` there.
+///
+/// A line reads `[MM/DD/YYYY HH:MM:SS] LEVEL message`, in UTC.
+///
+/// # Errors
+/// When `run.log` cannot be opened, or the process has set a subscriber already.
+pub fn init_logging(run_dir: Option<&Path>, verbosity: Verbosity) -> Result<(), RunError> {
+    let file = match run_dir {
+        Some(dir) => {
+            std::fs::create_dir_all(dir).context("create the folder", dir)?;
+            let path = dir.join("run.log");
+            Some(Arc::new(File::options().create(true).append(true).open(&path).context("open", &path)?))
+        }
+        None => None,
+    };
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(verbosity.level())
+        .with_writer(Sinks { file, stderr: true })
+        .with_ansi(false)
+        .event_format(Line)
+        .finish();
+    tracing::subscriber::set_global_default(subscriber)
+        .map_err(|error| RunError::Setup { what: "logging".into(), problem: error.to_string() })
+}
+
+/// Writes each line to stderr, above the progress bar, and to the file.
+#[derive(Clone)]
+struct Sinks {
+    file: Option<Arc<File>>,
+    stderr: bool,
+}
+
+impl<'a> MakeWriter<'a> for Sinks {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+impl Write for Sinks {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.stderr {
+            progress::print_above(line);
+        }
+        if let Some(file) = &self.file {
+            // A log that cannot be written must not end a run; the other sink has the line.
+            let _ = file.as_ref().write_all(line);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Line;
+
+impl<S, N> FormatEvent<S, N> for Line
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let (year, month, day, hour, minute, second) = files::utc(files::unix_time() as u64);
+        write!(writer, "[{month:02}/{day:02}/{year:04} {hour:02}:{minute:02}:{second:02}] ")?;
+        write!(writer, "{} ", event.metadata().level())?;
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        writeln!(writer, "{}{}", fields.message, fields.others)
+    }
+}
+
+/// The message first, then other fields as ` name=value`.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    others: String,
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        use fmt::Write as _;
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.others, " {name}={value:?}"),
+        };
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        use fmt::Write as _;
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value}"),
+            name => write!(self.others, " {name}={value}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_date_level_message_and_fields() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.log");
+        std::fs::write(&path, "earlier\n").unwrap();
+        let file = File::options().append(true).open(&path).unwrap();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(Verbosity::Normal.level())
+            .with_writer(Sinks { file: Some(Arc::new(file)), stderr: false })
+            .with_ansi(false)
+            .event_format(Line)
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(step = 3, name = "a", "saved {}", "step-3");
+            tracing::debug!("not said");
+            tracing::warn!("careful");
+        });
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert_eq!(lines[0], "earlier");
+        let date = |line: &str| line[..22].chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect::<String>();
+        assert_eq!(date(lines[1]), "[00/00/0000 00:00:00] ");
+        assert_eq!(&lines[1][22..], "INFO saved step-3 step=3 name=a");
+        assert_eq!(&lines[2][22..], "WARN careful");
+    }
+}
