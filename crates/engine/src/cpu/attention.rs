@@ -109,6 +109,7 @@ impl<'a> Bias<'a> {
         };
         if let Some((t, b)) = table
             && b.key_positions.is_none()
+            && q > 0
         {
             bias.line = (0..q + k).map(|i| t[bias.bucket_of_line(b, i) * bias.heads + head]).collect();
         }
