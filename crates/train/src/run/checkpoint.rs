@@ -51,7 +51,10 @@ impl FoundCheckpoint {
     pub fn verify_full(&self) -> Result<(), RunError> {
         let folder = self.path.display();
         let advice = match self.older.as_ref().and_then(|older| older.file_name()) {
-            Some(older) => format!("remove the folder {folder} to fall back to {}", older.to_string_lossy()),
+            Some(older) => format!(
+                "remove the folder {folder} to fall back to {}",
+                older.to_string_lossy()
+            ),
             None => format!("there is no older checkpoint; remove the folder {folder} to start over"),
         };
         self.manifest.verify_full(&self.path, &advice)
@@ -86,7 +89,10 @@ impl CheckpointStore {
     pub fn open(run_dir: &Path) -> Result<Self, RunError> {
         let dir = run_dir.join("checkpoint");
         fs::create_dir_all(&dir).context("create the folder", &dir)?;
-        Ok(Self { run_dir: run_dir.to_path_buf(), dir })
+        Ok(Self {
+            run_dir: run_dir.to_path_buf(),
+            dir,
+        })
     }
 
     /// Starts the checkpoint of `step` in a folder of its own, unseen by readers until it is committed.
@@ -95,14 +101,23 @@ impl CheckpointStore {
     /// When the folder cannot be created.
     pub fn begin(&self, step: u64) -> Result<CheckpointWriter, RunError> {
         let (host, pid) = (files::host_name(), std::process::id());
-        let path = self.dir.join(format!("{WRITING}step-{step}-{host}-{pid}-{}", files::random_hex(4)));
+        let path = self.dir.join(format!(
+            "{WRITING}step-{step}-{host}-{pid}-{}",
+            files::random_hex(4)
+        ));
         fs::create_dir(&path).context("create the folder", &path)?;
         // The lock tells the living from the dead when leftovers are removed; where it cannot be had, the pid does.
         let lock = File::open(&path).ok();
         if let Some(lock) = &lock {
             let _ = rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive);
         }
-        Ok(CheckpointWriter { dir: self.dir.clone(), path, step, _lock: lock, done: false })
+        Ok(CheckpointWriter {
+            dir: self.dir.clone(),
+            path,
+            step,
+            _lock: lock,
+            done: false,
+        })
     }
 
     /// All checkpoints, complete or not; says nothing of their checksums.
@@ -123,7 +138,12 @@ impl CheckpointStore {
             match complete(&path, step) {
                 Ok(manifest) => {
                     let older = listing.complete.last().map(|older| older.path.clone());
-                    listing.complete.push(FoundCheckpoint { step, path, manifest, older });
+                    listing.complete.push(FoundCheckpoint {
+                        step,
+                        path,
+                        manifest,
+                        older,
+                    });
                 }
                 Err(reason) => listing.incomplete.push((path, reason)),
             }
@@ -138,12 +158,17 @@ impl CheckpointStore {
     pub fn latest_complete(&self) -> Result<Option<FoundCheckpoint>, RunError> {
         let mut listing = self.list()?;
         for (path, reason) in &listing.incomplete {
-            tracing::warn!("checkpoint {} is not complete and is skipped: {reason}", path.display());
+            tracing::warn!(
+                "checkpoint {} is not complete and is skipped: {reason}",
+                path.display()
+            );
         }
         match (listing.complete.pop(), listing.incomplete.last()) {
             (None, Some((path, reason))) => Err(RunError::malformed(
                 path,
-                format!("no checkpoint of this run is complete: {reason}; restore the file, or remove the folder to start over"),
+                format!(
+                    "no checkpoint of this run is complete: {reason}; restore the file, or remove the folder to start over"
+                ),
             )),
             (newest, _) => Ok(newest),
         }
@@ -166,8 +191,14 @@ impl CheckpointStore {
     }
 
     fn set_link(&self, lease: &Lease, link: &str, checkpoint: &Path) -> Result<bool, RunError> {
-        let Some(name) = checkpoint.file_name().filter(|_| checkpoint.parent() == Some(self.dir.as_path())) else {
-            return Err(RunError::malformed(checkpoint, format!("expected a folder of {}", self.dir.display())));
+        let Some(name) = checkpoint
+            .file_name()
+            .filter(|_| checkpoint.parent() == Some(self.dir.as_path()))
+        else {
+            return Err(RunError::malformed(
+                checkpoint,
+                format!("expected a folder of {}", self.dir.display()),
+            ));
         };
         if !self.may_change(lease) {
             return Ok(false);
@@ -185,19 +216,26 @@ impl CheckpointStore {
         if !self.may_change(lease) {
             return Ok(Vec::new());
         }
-        let linked: Vec<_> = [LATEST, BEST_DEV].iter().filter_map(|link| fs::read_link(self.dir.join(link)).ok()).collect();
+        let linked: Vec<_> = [LATEST, BEST_DEV]
+            .iter()
+            .filter_map(|link| fs::read_link(self.dir.join(link)).ok())
+            .collect();
         let complete = self.list()?.complete;
         let steps: BTreeSet<u64> = complete.iter().map(|found| found.step).collect();
         let kept: Vec<u64> = steps.into_iter().rev().take(keep_last.max(1)).collect();
         let mut removed = Vec::new();
         for found in complete {
-            let is_linked = linked.iter().any(|link| link.file_name() == found.path.file_name());
+            let is_linked = linked
+                .iter()
+                .any(|link| link.file_name() == found.path.file_name());
             if is_linked || kept.contains(&found.step) || protect.contains(&found.step) {
                 continue;
             }
             // Out of sight first: a removal that is cut short must not leave a half checkpoint under a checkpoint's name.
             let name = found.path.file_name().unwrap_or_default().to_string_lossy();
-            let hidden = self.dir.join(format!("{REMOVING}{name}-{}", files::random_hex(4)));
+            let hidden = self
+                .dir
+                .join(format!("{REMOVING}{name}-{}", files::random_hex(4)));
             fs::rename(&found.path, &hidden).context("rename", &found.path)?;
             fs::remove_dir_all(&hidden).context("remove", &hidden)?;
             removed.push(found.path);
@@ -217,8 +255,12 @@ impl CheckpointStore {
         let mut removed = Vec::new();
         for entry in fs::read_dir(&self.dir).context("list", &self.dir)? {
             let path = entry.context("list", &self.dir)?.path();
-            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            let is_link = [LATEST, BEST_DEV].iter().any(|link| name.starts_with(&format!(".{link}.")));
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+                continue;
+            };
+            let is_link = [LATEST, BEST_DEV]
+                .iter()
+                .any(|link| name.starts_with(&format!(".{link}.")));
             if is_link && path.is_symlink() {
                 fs::remove_file(&path).context("remove", &path)?;
             } else if name.starts_with(REMOVING) || (name.starts_with(WRITING) && is_abandoned(&path, name)) {
@@ -265,9 +307,11 @@ impl CheckpointWriter {
     /// [`RunError::DiskFull`] with the bytes needed and free.
     pub fn require_space(&self, needed: u64) -> Result<(), RunError> {
         match files::free_bytes(&self.path) {
-            Some(free) if free < needed => {
-                Err(RunError::DiskFull { path: self.path.clone(), needed: Some(needed), free: Some(free) })
-            }
+            Some(free) if free < needed => Err(RunError::DiskFull {
+                path: self.path.clone(),
+                needed: Some(needed),
+                free: Some(free),
+            }),
             _ => Ok(()),
         }
     }
@@ -289,16 +333,30 @@ impl CheckpointWriter {
                 self.done = true;
                 files::sync_dir(&self.dir)?;
                 if attempt > 1 {
-                    tracing::warn!("a different checkpoint of this step exists; this one is {}", path.display());
+                    tracing::warn!(
+                        "a different checkpoint of this step exists; this one is {}",
+                        path.display()
+                    );
                 }
-                return Ok(Committed { step: self.step, path, is_new: true });
+                return Ok(Committed {
+                    step: self.step,
+                    path,
+                    is_new: true,
+                });
             }
             let same = complete(&path, self.step).is_ok_and(|found| found == manifest);
             if same && manifest.verify_full(&path, "").is_ok() {
-                return Ok(Committed { step: self.step, path, is_new: false });
+                return Ok(Committed {
+                    step: self.step,
+                    path,
+                    is_new: false,
+                });
             }
         }
-        Err(RunError::malformed(&self.path, "expected a free name for the checkpoint, found none"))
+        Err(RunError::malformed(
+            &self.path,
+            "expected a free name for the checkpoint, found none",
+        ))
     }
 
     fn write_manifest(&self, manifest: &Manifest) -> Result<(), RunError> {
@@ -320,7 +378,10 @@ impl Drop for CheckpointWriter {
         if !self.done
             && let Err(error) = fs::remove_dir_all(&self.path)
         {
-            tracing::warn!("cannot remove the unfinished checkpoint {}: {error}", self.path.display());
+            tracing::warn!(
+                "cannot remove the unfinished checkpoint {}: {error}",
+                self.path.display()
+            );
         }
     }
 }
@@ -328,7 +389,8 @@ impl Drop for CheckpointWriter {
 /// Step and attempt of a checkpoint's folder name: `step-N` or `step-N-K`, K at least 2.
 fn parse_name(name: &str) -> Option<(u64, u64)> {
     let number = |text: &str| {
-        let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0'));
+        let plain =
+            text.bytes().all(|byte| byte.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0'));
         text.parse::<u64>().ok().filter(|_| plain)
     };
     let rest = name.strip_prefix("step-")?;

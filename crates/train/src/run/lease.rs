@@ -95,7 +95,11 @@ impl Lease {
             Locked::Held(file) => Some(file),
             Locked::Busy | Locked::Unsupported => None,
         };
-        Ok(Self { path, token: record.token, _lock: lock })
+        Ok(Self {
+            path,
+            token: record.token,
+            _lock: lock,
+        })
     }
 
     /// Whether no later attempt has taken the lease; reads the file again. `false` also where it cannot be read.
@@ -116,16 +120,26 @@ enum Locked {
 }
 
 fn take_lock(path: &Path, wait: Duration) -> Result<Locked, RunError> {
-    let file = File::options().create(true).truncate(false).write(true).open(path).context("open", path)?;
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .context("open", path)?;
     let deadline = Instant::now() + wait;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(Locked::Held(file)),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(50))
+            }
             Err(Errno::WOULDBLOCK) => return Ok(Locked::Busy),
             Err(Errno::INTR) => {}
             Err(Errno::NOSYS | Errno::NOTSUP | Errno::NOLCK | Errno::INVAL) => {
-                tracing::warn!("{}: this file system cannot lock; do not start the run twice", path.display());
+                tracing::warn!(
+                    "{}: this file system cannot lock; do not start the run twice",
+                    path.display()
+                );
                 return Ok(Locked::Unsupported);
             }
             Err(error) => return Err(RunError::from_io("lock", path, None, error.into())),
@@ -166,9 +180,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = Lease::acquire_within(dir.path(), AT_ONCE).unwrap();
         assert!(first.still_mine());
-        let message = Lease::acquire_within(dir.path(), AT_ONCE).unwrap_err().to_string();
+        let message = Lease::acquire_within(dir.path(), AT_ONCE)
+            .unwrap_err()
+            .to_string();
         let pid = std::process::id();
-        assert!(message.contains(&format!("in use by pid {pid} on host {}", files::host_name())), "{message}");
+        assert!(
+            message.contains(&format!("in use by pid {pid} on host {}", files::host_name())),
+            "{message}"
+        );
         assert!(first.still_mine(), "a refused start changes nothing");
         drop(first);
         assert!(Lease::acquire_within(dir.path(), AT_ONCE).unwrap().still_mine());
@@ -195,7 +214,14 @@ mod tests {
         drop(_lock);
         let next = Lease::acquire_within(dir.path(), AT_ONCE).unwrap();
         assert!(next.still_mine());
-        assert!(!Lease { path, token, _lock: None }.still_mine());
+        assert!(
+            !Lease {
+                path,
+                token,
+                _lock: None
+            }
+            .still_mine()
+        );
     }
 
     #[test]

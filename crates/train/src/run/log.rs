@@ -50,7 +50,13 @@ pub fn init_logging(run_dir: Option<&Path>, verbosity: Verbosity) -> Result<(), 
         Some(dir) => {
             std::fs::create_dir_all(dir).context("create the folder", dir)?;
             let path = dir.join("run.log");
-            Some(Arc::new(File::options().create(true).append(true).open(&path).context("open", &path)?))
+            Some(Arc::new(
+                File::options()
+                    .create(true)
+                    .append(true)
+                    .open(&path)
+                    .context("open", &path)?,
+            ))
         }
         None => None,
     };
@@ -60,8 +66,10 @@ pub fn init_logging(run_dir: Option<&Path>, verbosity: Verbosity) -> Result<(), 
         .with_ansi(false)
         .event_format(Line)
         .finish();
-    tracing::subscriber::set_global_default(subscriber)
-        .map_err(|error| RunError::Setup { what: "logging".into(), problem: error.to_string() })
+    tracing::subscriber::set_global_default(subscriber).map_err(|error| RunError::Setup {
+        what: "logging".into(),
+        problem: error.to_string(),
+    })
 }
 
 /// Writes each line to stderr, above the progress bar, and to the file.
@@ -103,9 +111,17 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         let (year, month, day, hour, minute, second) = files::utc(files::unix_time() as u64);
-        write!(writer, "[{month:02}/{day:02}/{year:04} {hour:02}:{minute:02}:{second:02}] ")?;
+        write!(
+            writer,
+            "[{month:02}/{day:02}/{year:04} {hour:02}:{minute:02}:{second:02}] "
+        )?;
         write!(writer, "{} ", event.metadata().level())?;
         let mut fields = Fields::default();
         event.record(&mut fields);
@@ -150,7 +166,10 @@ mod tests {
         let file = File::options().append(true).open(&path).unwrap();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(Verbosity::Normal.level())
-            .with_writer(Sinks { file: Some(Arc::new(file)), stderr: false })
+            .with_writer(Sinks {
+                file: Some(Arc::new(file)),
+                stderr: false,
+            })
             .with_ansi(false)
             .event_format(Line)
             .finish();
@@ -163,7 +182,12 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         assert_eq!(lines[0], "earlier");
-        let date = |line: &str| line[..22].chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect::<String>();
+        let date = |line: &str| {
+            line[..22]
+                .chars()
+                .map(|c| if c.is_ascii_digit() { '0' } else { c })
+                .collect::<String>()
+        };
         assert_eq!(date(lines[1]), "[00/00/0000 00:00:00] ");
         assert_eq!(&lines[1][22..], "INFO saved step-3 step=3 name=a");
         assert_eq!(&lines[2][22..], "WARN careful");
