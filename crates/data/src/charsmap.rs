@@ -10,7 +10,7 @@ pub(crate) fn check(map: &[u8]) -> Result<(), String> {
         return bad("fewer than 4 bytes");
     };
     let size = u32::from_le_bytes(*size) as usize;
-    if size % 4 != 0 || size < 4 || size > rest.len() {
+    if !size.is_multiple_of(4) || size < 4 || size > rest.len() {
         return bad(&format!("a trie of {size} bytes in {} bytes", map.len()));
     }
     let (trie, text) = rest.split_at(size);

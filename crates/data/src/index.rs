@@ -74,8 +74,8 @@ impl Indexed {
 
     fn open_within(path: &Path, cache_dir: &Path, limit: Option<u64>) -> Result<Indexed, DataError> {
         let (layout, compression) = source::kind(path)?;
-        let file = File::open(path).map_err(DataError::io(path, "open the file"))?;
-        let meta = file.metadata().map_err(DataError::io(path, "read the file"))?;
+        // asked before opening: opening a pipe would wait for its writer
+        let meta = fs::metadata(path).map_err(DataError::io(path, "open the file"))?;
         if !meta.is_file() {
             return Err(DataError::file(
                 path,
@@ -88,6 +88,7 @@ impl Indexed {
                 "expected questions, found an empty file; get the file again",
             ));
         }
+        let file = File::open(path).map_err(DataError::io(path, "open the file"))?;
         let stamp = Stamp::of(&file).map_err(DataError::io(path, "read the file"))?;
         let full = fs::canonicalize(path).map_err(DataError::io(path, "find the file"))?;
         fs::create_dir_all(cache_dir).map_err(DataError::io(cache_dir, "create the cache folder"))?;

@@ -5,6 +5,8 @@
 //! [`ReaderEncoding`] turns it into token ids, [`PackedReaderBatch`] lays a batch out without padding.
 //! [`Batches`] says which items belong to update `u`.
 
+#![forbid(unsafe_code)]
+
 pub mod answers;
 mod charsmap;
 pub mod check;

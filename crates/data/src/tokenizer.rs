@@ -229,11 +229,18 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 }
 
 fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, DataError> {
-    let file = match File::open(path) {
-        Ok(file) => file,
+    match fs::metadata(path) {
+        Ok(meta) if meta.is_file() => {}
+        Ok(_) => {
+            return Err(DataError::file(
+                path,
+                "expected a regular file, found a folder or a device",
+            ));
+        }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(DataError::io(path, "open the file")(e)),
-    };
+    }
+    let file = File::open(path).map_err(DataError::io(path, "open the file"))?;
     let mut bytes = Vec::new();
     file.take(limit + 1)
         .read_to_end(&mut bytes)

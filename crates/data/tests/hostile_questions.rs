@@ -131,7 +131,24 @@ fn files_that_cannot_be_used_say_why() {
         error.contains("absent.json") && error.contains("check the path"),
         "{error}"
     );
-    assert!(dir.open(dir.0.path()).is_err());
+    let folder = dir.0.path().join("folder.json");
+    fs::create_dir(&folder).unwrap();
+    assert!(
+        dir.open(&folder)
+            .unwrap_err()
+            .to_string()
+            .contains("regular file")
+    );
+    // a pipe without a writer must not make us wait
+    let pipe = dir.0.path().join("pipe.jsonl");
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert!(dir.open(&pipe).unwrap_err().to_string().contains("regular file"));
 }
 
 #[test]
