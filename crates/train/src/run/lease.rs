@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::error::{Context, RunError};
 use super::files;
 
+/// Name of the lease in the run folder.
+const LEASE_NAME: &str = "lease.json";
+
 /// A process that was just killed holds its lock until its memory is given back: seconds for a large model.
 const WAIT: Duration = Duration::from_secs(3);
 
@@ -54,7 +57,7 @@ impl Lease {
     /// As [`Lease::acquire`].
     pub fn acquire_within(run_dir: &Path, wait: Duration) -> Result<Self, RunError> {
         std::fs::create_dir_all(run_dir).context("create the folder", run_dir)?;
-        let path = run_dir.join("lease.json");
+        let path = run_dir.join(LEASE_NAME);
         let job = std::env::var("SLURM_JOB_ID").ok().filter(|job| !job.is_empty());
         let host = files::host_name();
         let lock = take_lock(&run_dir.join(".lock"), wait)?;
@@ -107,9 +110,11 @@ impl Lease {
         read(&self.path).is_some_and(|record| record.token == self.token)
     }
 
-    /// Whether this lease speaks for the run folder `run_dir`.
+    /// Whether this lease speaks for the run folder `run_dir`, however either path is written.
     pub(crate) fn is_of(&self, run_dir: &Path) -> bool {
-        self.path.parent() == Some(run_dir)
+        let own = self.path.canonicalize().ok();
+        let other = run_dir.join(LEASE_NAME).canonicalize().ok();
+        own.is_some() && own == other
     }
 }
 

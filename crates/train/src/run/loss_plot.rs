@@ -236,6 +236,7 @@ fn escape(words: &str) -> String {
 
 /// A number with about four digits and without trailing zeros.
 fn number(value: f64) -> String {
+    let value = value + 0.0; // makes -0 a 0
     let size = value.abs();
     if size != 0.0 && !(1e-3..1e7).contains(&size) {
         return format!("{value:.1e}");
@@ -333,7 +334,7 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let shown: Vec<_> = [0.0, 0.25, 12.34, 1234.5, 1e9, 1e-5, 100.0]
+        let shown: Vec<_> = [-0.0, 0.25, 12.34, 1234.5, 1e9, 1e-5, 100.0]
             .into_iter()
             .map(number)
             .collect();
