@@ -12,7 +12,8 @@ pub const SHARED: &str = "shared.weight";
 /// Output layer of an untied model.
 pub const LM_HEAD: &str = "lm_head.weight";
 /// Buckets x heads; added to the cross-attention of every decoder layer. In old checkpoints only.
-pub const CROSS_ATTENTION_BIAS: &str = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
+pub const CROSS_ATTENTION_BIAS: &str =
+    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
 
 /// Copies of the token embeddings under other names.
 const ALIASES: [&str; 2] = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
@@ -30,8 +31,12 @@ pub struct T5Layout {
 
 /// Hugging Face's name of a tensor that FiD calls `name`. Other names come back as they are.
 pub fn from_fid(name: &str) -> String {
-    let Some(rest) = name.strip_prefix("encoder.encoder.") else { return name.to_owned() };
-    if let Some((index, layer)) = rest.strip_prefix("block.").and_then(|rest| rest.split_once(".module."))
+    let Some(rest) = name.strip_prefix("encoder.encoder.") else {
+        return name.to_owned();
+    };
+    if let Some((index, layer)) = rest
+        .strip_prefix("block.")
+        .and_then(|rest| rest.split_once(".module."))
         && index.bytes().all(|b| b.is_ascii_digit())
     {
         return format!("encoder.block.{index}.{layer}");
@@ -41,7 +46,9 @@ pub fn from_fid(name: &str) -> String {
 
 /// FiD's name of a tensor that Hugging Face calls `name`.
 pub fn to_fid(name: &str) -> String {
-    let Some(rest) = name.strip_prefix("encoder.") else { return name.to_owned() };
+    let Some(rest) = name.strip_prefix("encoder.") else {
+        return name.to_owned();
+    };
     match rest.strip_prefix("block.").and_then(|rest| rest.split_once('.')) {
         Some((index, layer)) => format!("encoder.encoder.block.{index}.module.{layer}"),
         None => format!("encoder.encoder.{rest}"),
@@ -55,18 +62,28 @@ pub fn to_fid(name: &str) -> String {
 /// No token embeddings; copies of them that differ; two tensors of one name after renaming.
 pub fn normalize(reader: &mut WeightsReader) -> Result<T5Layout> {
     let path = reader.path.clone();
-    let fid = reader.entries.keys().any(|name| name.starts_with("encoder.encoder."));
+    let fid = reader
+        .entries
+        .keys()
+        .any(|name| name.starts_with("encoder.encoder."));
     for (name, entry) in std::mem::take(&mut reader.entries) {
         let new = from_fid(&name);
         if let Some(other) = reader.entries.insert(new.clone(), entry) {
-            let what = format!("`{}` is the same parameter, {new}; expected one of them", other.stored_name);
+            let what = format!(
+                "`{}` is the same parameter, {new}; expected one of them",
+                other.stored_name
+            );
             return Err(WeightsError::tensor(&path, &name, what));
         }
     }
     if !reader.contains(SHARED) {
         // Some writers keep only one of the names that share their memory.
         let Some(alias) = ALIASES.into_iter().find(|alias| reader.contains(alias)) else {
-            return Err(WeightsError::Missing { path, name: SHARED.to_owned(), count: reader.entries.len() });
+            return Err(WeightsError::Missing {
+                path,
+                name: SHARED.to_owned(),
+                count: reader.entries.len(),
+            });
         };
         if let Some(entry) = reader.entries.remove(alias) {
             reader.entries.insert(SHARED.to_owned(), entry);
@@ -91,7 +108,11 @@ pub fn normalize(reader: &mut WeightsReader) -> Result<T5Layout> {
     if tied {
         reader.entries.remove(LM_HEAD);
     }
-    Ok(T5Layout { tied, fid, cross_attention_bias: reader.contains(CROSS_ATTENTION_BIAS) })
+    Ok(T5Layout {
+        tied,
+        fid,
+        cross_attention_bias: reader.contains(CROSS_ATTENTION_BIAS),
+    })
 }
 
 #[cfg(test)]
@@ -103,7 +124,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
         let shapes: Vec<_> = tensors.iter().map(|(_, data)| [data.len()]).collect();
-        save_safetensors(&path, tensors.iter().zip(&shapes).map(|((n, d), s)| (*n, &s[..], *d)), &[]).unwrap();
+        save_safetensors(
+            &path,
+            tensors.iter().zip(&shapes).map(|((n, d), s)| (*n, &s[..], *d)),
+            &[],
+        )
+        .unwrap();
         let mut reader = WeightsReader::open(&path).unwrap();
         let layout = normalize(&mut reader)?;
         Ok((layout, reader.names().map(str::to_owned).collect()))
@@ -112,9 +138,18 @@ mod tests {
     #[test]
     fn names_translate_both_ways() {
         for (fid, plain) in [
-            ("encoder.encoder.block.11.module.layer.0.SelfAttention.q.weight", "encoder.block.11.layer.0.SelfAttention.q.weight"),
-            ("encoder.encoder.final_layer_norm.weight", "encoder.final_layer_norm.weight"),
-            ("encoder.encoder.embed_tokens.weight", "encoder.embed_tokens.weight"),
+            (
+                "encoder.encoder.block.11.module.layer.0.SelfAttention.q.weight",
+                "encoder.block.11.layer.0.SelfAttention.q.weight",
+            ),
+            (
+                "encoder.encoder.final_layer_norm.weight",
+                "encoder.final_layer_norm.weight",
+            ),
+            (
+                "encoder.encoder.embed_tokens.weight",
+                "encoder.embed_tokens.weight",
+            ),
             (CROSS_ATTENTION_BIAS, CROSS_ATTENTION_BIAS),
             (SHARED, SHARED),
         ] {
@@ -127,8 +162,23 @@ mod tests {
     #[test]
     fn tying_is_decided_by_the_numbers() {
         let plain = layout_of(&[(SHARED, &[1.0, 2.0])]).unwrap();
-        assert_eq!(plain, (T5Layout { tied: true, fid: false, cross_attention_bias: false }, vec![SHARED.to_owned()]));
-        let copy = layout_of(&[(SHARED, &[1.0, 2.0]), (LM_HEAD, &[1.0, 2.0]), (CROSS_ATTENTION_BIAS, &[0.0])]).unwrap();
+        assert_eq!(
+            plain,
+            (
+                T5Layout {
+                    tied: true,
+                    fid: false,
+                    cross_attention_bias: false
+                },
+                vec![SHARED.to_owned()]
+            )
+        );
+        let copy = layout_of(&[
+            (SHARED, &[1.0, 2.0]),
+            (LM_HEAD, &[1.0, 2.0]),
+            (CROSS_ATTENTION_BIAS, &[0.0]),
+        ])
+        .unwrap();
         assert!(copy.0.tied && copy.0.cross_attention_bias && !copy.1.contains(&LM_HEAD.to_owned()));
         let own = layout_of(&[(SHARED, &[0.0, 2.0]), (LM_HEAD, &[-0.0, 2.0])]).unwrap();
         assert!(!own.0.tied && own.1.contains(&LM_HEAD.to_owned()));
@@ -136,15 +186,32 @@ mod tests {
 
     #[test]
     fn copies_of_the_embeddings_go_and_differing_ones_are_refused() {
-        let (layout, names) =
-            layout_of(&[("encoder.encoder.embed_tokens.weight", &[1.0]), ("decoder.embed_tokens.weight", &[1.0])]).unwrap();
+        let (layout, names) = layout_of(&[
+            ("encoder.encoder.embed_tokens.weight", &[1.0]),
+            ("decoder.embed_tokens.weight", &[1.0]),
+        ])
+        .unwrap();
         assert!(layout.fid);
         assert_eq!(names, [SHARED]);
-        let error = layout_of(&[(SHARED, &[1.0]), ("decoder.embed_tokens.weight", &[1.5])]).unwrap_err().to_string();
-        assert!(error.contains("`decoder.embed_tokens.weight`") && error.contains("not supported"), "{error}");
+        let error = layout_of(&[(SHARED, &[1.0]), ("decoder.embed_tokens.weight", &[1.5])])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("`decoder.embed_tokens.weight`") && error.contains("not supported"),
+            "{error}"
+        );
         let error = layout_of(&[("lm_head.weight", &[1.0])]).unwrap_err().to_string();
         assert!(error.contains("no tensor `shared.weight` among the 1"), "{error}");
-        let both = [(SHARED, &[1.0f32][..]), ("encoder.final_layer_norm.weight", &[1.0]), ("encoder.encoder.final_layer_norm.weight", &[1.0])];
-        assert!(layout_of(&both).unwrap_err().to_string().contains("same parameter"));
+        let both = [
+            (SHARED, &[1.0f32][..]),
+            ("encoder.final_layer_norm.weight", &[1.0]),
+            ("encoder.encoder.final_layer_norm.weight", &[1.0]),
+        ];
+        assert!(
+            layout_of(&both)
+                .unwrap_err()
+                .to_string()
+                .contains("same parameter")
+        );
     }
 }

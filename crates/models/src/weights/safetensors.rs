@@ -8,10 +8,11 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::{IgnoredAny, MapAccess};
 
 use super::error::{Result, WeightsError};
 use super::file::{DataFile, Dtype};
-use super::index::UniqueMap;
+use super::index::{Keyed, UniqueMap};
 use super::{Entry, checked_numel};
 
 /// Headers of the largest real models are far below this.
@@ -24,13 +25,27 @@ struct TensorHeader {
     data_offsets: (u64, u64),
 }
 
+/// `None` for `__metadata__`, which is no tensor.
+impl Keyed for Option<TensorHeader> {
+    fn next<'de, A: MapAccess<'de>>(key: &str, map: &mut A) -> std::result::Result<Self, A::Error> {
+        if key == "__metadata__" {
+            map.next_value::<IgnoredAny>().map(|_| None)
+        } else {
+            map.next_value().map(Some)
+        }
+    }
+}
+
 /// Reads the header. Every tensor's range lies inside the file and fits its shape; the ranges cover the data without
 /// gap or overlap, as the format demands.
 pub(super) fn open(path: &Path) -> Result<(DataFile, Vec<Entry>)> {
     let file = DataFile::open(path)?;
     let invalid = |what: String| WeightsError::invalid(path, what);
     if file.len < 8 {
-        return Err(invalid(format!("expected a safetensors file, found only {} bytes; it is cut off", file.len)));
+        return Err(invalid(format!(
+            "expected a safetensors file, found only {} bytes; it is cut off",
+            file.len
+        )));
     }
     file.refuse_pointer_files()?;
     let mut length = [0; 8];
@@ -43,48 +58,70 @@ pub(super) fn open(path: &Path) -> Result<(DataFile, Vec<Entry>)> {
         )));
     }
     if length > MAX_HEADER {
-        return Err(invalid(format!("expected a header of at most {MAX_HEADER} bytes, found {length}")));
+        return Err(invalid(format!(
+            "expected a header of at most {MAX_HEADER} bytes, found {length}"
+        )));
     }
     let mut header = vec![0; length as usize];
     file.read_at(8, &mut header)?;
-    let header: UniqueMap<serde_json::Value> =
-        serde_json::from_slice(&header).map_err(|e| invalid(format!("the header is not what safetensors has: {e}")))?;
+    let header: UniqueMap<Option<TensorHeader>> = serde_json::from_slice(&header)
+        .map_err(|e| invalid(format!("the header is not what safetensors has: {e}")))?;
     let (data_start, data_len) = (8 + length, file.len - 8 - length);
-    let mut entries = Vec::with_capacity(header.0.len());
-    let mut ranges = Vec::with_capacity(header.0.len());
+    let (mut entries, mut ranges) = (Vec::new(), Vec::new());
     for (name, value) in header.0 {
-        if name == "__metadata__" {
+        let Some(TensorHeader {
+            dtype,
+            shape,
+            data_offsets: (start, end),
+        }) = value
+        else {
             continue;
-        }
+        };
         let error = |what: String| WeightsError::tensor(path, &name, what);
-        let TensorHeader { dtype, shape, data_offsets: (start, end) } =
-            TensorHeader::deserialize(value).map_err(|e| error(format!("its header entry is wrong: {e}")))?;
         if start > end || end > data_len {
-            return Err(error(format!("its bytes {start}..{end} are not inside the {data_len} bytes of the file")));
+            return Err(error(format!(
+                "its bytes {start}..{end} are not inside the {data_len} bytes of the file"
+            )));
         }
         let dtype = Dtype::from_safetensors(&dtype);
         let numel = checked_numel(&shape).ok_or_else(|| error(format!("its shape {shape:?} overflows")))?;
         if let Some(size) = dtype.size()
             && (numel as u64).checked_mul(size as u64) != Some(end - start)
         {
-            let what = format!("shape {shape:?} of {} does not fit its {} bytes", dtype.name(), end - start);
+            let what = format!(
+                "shape {shape:?} of {} does not fit its {} bytes",
+                dtype.name(),
+                end - start
+            );
             return Err(error(what));
         }
         ranges.push((start, end, entries.len()));
         let offset = data_start + start;
-        entries.push(Entry { stored_name: name, dtype, shape, numel, source: 0, offset, strides: None, member: None });
+        entries.push(Entry {
+            stored_name: name,
+            dtype,
+            shape,
+            numel,
+            source: 0,
+            offset,
+            strides: None,
+            member: None,
+        });
     }
     ranges.sort_unstable();
     let mut covered = 0;
     for (start, end, i) in ranges {
         if start != covered {
-            let what = format!("its bytes start at {start}, expected {covered}: ranges overlap or leave a gap");
+            let what =
+                format!("its bytes start at {start}, expected {covered}: ranges overlap or leave a gap");
             return Err(WeightsError::tensor(path, &entries[i].stored_name, what));
         }
         covered = end;
     }
     if covered != data_len {
-        return Err(invalid(format!("the tensors end at byte {covered} of {data_len}; the file is damaged")));
+        return Err(invalid(format!(
+            "the tensors end at byte {covered} of {data_len}; the file is damaged"
+        )));
     }
     Ok((file, entries))
 }
@@ -103,13 +140,19 @@ pub fn save_safetensors<'a>(
     let tensors: Vec<_> = tensors.into_iter().collect();
     let mut header = serde_json::Map::new();
     if !metadata.is_empty() {
-        let pairs: serde_json::Map<_, _> = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).into())).collect();
+        let pairs: serde_json::Map<_, _> = metadata
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).into()))
+            .collect();
         header.insert("__metadata__".to_owned(), pairs.into());
     }
     let mut end = 0u64;
     for (name, shape, data) in &tensors {
         if checked_numel(shape) != Some(data.len()) {
-            let what = format!("expected as many numbers as shape {shape:?} has, found {}", data.len());
+            let what = format!(
+                "expected as many numbers as shape {shape:?} has, found {}",
+                data.len()
+            );
             return Err(WeightsError::tensor(path, name, what));
         }
         let start = end;
