@@ -2,3 +2,4 @@
 
 pub mod folder;
 pub mod weights;
+pub mod t5;

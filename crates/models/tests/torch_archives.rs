@@ -365,3 +365,12 @@ fn shards_of_archives_are_joined() {
     let error = read_all(&index).unwrap_err().to_string();
     assert!(error.contains("two.bin: tensor `w`: it is in"), "{error}");
 }
+
+#[test]
+fn what_is_no_file_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = |path: &Path| WeightsReader::open(path).unwrap_err().to_string();
+    assert!(error(folder.path()).contains("found a folder"));
+    assert!(error(Path::new("/dev/zero")).contains("found a folder, pipe or device"));
+    assert!(error(&folder.path().join("pytorch_model.bin")).contains("cannot open"));
+}

@@ -125,14 +125,12 @@ pub(crate) struct DataFile {
 impl DataFile {
     /// Opens a regular file.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| WeightsError::io(path, "open", e))?;
-        let metadata = file.metadata().map_err(|e| WeightsError::io(path, "stat", e))?;
+        // Asked before opening: opening a pipe would wait for its writer.
+        let metadata = std::fs::metadata(path).map_err(|e| WeightsError::io(path, "open", e))?;
         if !metadata.is_file() {
-            return Err(WeightsError::invalid(
-                path,
-                "expected a file of weights, found a folder or a device",
-            ));
+            return Err(WeightsError::invalid(path, "expected a file of weights, found a folder, pipe or device"));
         }
+        let file = File::open(path).map_err(|e| WeightsError::io(path, "open", e))?;
         let len = metadata.len();
         Ok(Self {
             path: path.to_owned(),

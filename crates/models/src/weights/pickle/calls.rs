@@ -17,9 +17,10 @@ impl<'a> Machine<'a> {
             ("torch._utils", "_rebuild_tensor_v2") => Ok(Global::RebuildTensor),
             ("torch._utils", "_rebuild_parameter") => Ok(Global::RebuildParameter),
             ("collections", "OrderedDict") => Ok(Global::OrderedDict),
-            ("torch", name) if let Some(i) = STORAGES.iter().position(|(class, _)| *class == name) => {
-                Ok(Global::Storage(i))
-            }
+            ("torch", name) => match STORAGES.iter().position(|(class, _)| *class == name) {
+                Some(i) => Ok(Global::Storage(i)),
+                None => self.refuse(format!("torch.{name}")),
+            },
             _ => self.refuse(format!("{module}.{name}")),
         }
     }
@@ -46,12 +47,13 @@ impl<'a> Machine<'a> {
                 [Value::List(items)] => {
                     let mut pairs = Vec::new();
                     for &item in items {
-                        match &self.values[item] {
-                            Value::Tuple(pair) | Value::List(pair) if let [key, value] = pair[..] => {
-                                pairs.push((key, value));
-                            }
-                            other => return self.invalid(format!("an OrderedDict of {}", other.kind())),
-                        }
+                        let (Value::Tuple(pair) | Value::List(pair)) = &self.values[item] else {
+                            return self.invalid(format!("an OrderedDict of {}", self.values[item].kind()));
+                        };
+                        let [key, value] = pair[..] else {
+                            return self.invalid(format!("a pair of {} values", pair.len()));
+                        };
+                        pairs.push((key, value));
                     }
                     Value::Dict(pairs)
                 }

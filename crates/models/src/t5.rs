@@ -1,0 +1,356 @@
+//! T5 as a Fusion-in-Decoder reader: an encoder over passages, a decoder that attends to all passages of its question.
+//!
+//! Source: Raffel et al. (2020) for T5, Izacard and Grave (2021) for Fusion-in-Decoder. T5's attention has no 1/sqrt(d),
+//! its norms no bias, its relative bias is one table for all layers of a stack. Passages are packed: one flat row of
+//! tokens, a span per passage; nothing is padded.
+
+mod config;
+mod generate;
+mod weights;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tercio_engine::{AttentionShape, Device, Layout, Param, RelativeBuckets, Span, Tape, Var};
+
+pub use config::{ConfigError, T5Config};
+pub use generate::{Generation, GenerationRequest};
+pub use weights::{Initialization, LoadedT5, T5Error};
+
+struct Attention {
+    query: Param,
+    key_value: Param,
+    /// Query, key and value as one matrix (self-attention).
+    fused: Param,
+    output: Param,
+    norm: Param,
+}
+
+struct FeedForward {
+    /// One matrix, or gate and value on top of each other.
+    input: Param,
+    output: Param,
+    norm: Param,
+}
+
+struct EncoderLayer {
+    attention: Attention,
+    feed_forward: FeedForward,
+}
+
+struct DecoderLayer {
+    attention: Attention,
+    cross: Attention,
+    feed_forward: FeedForward,
+}
+
+/// A T5 model: its shapes and where each parameter lies; the values are in an arena.
+pub struct T5 {
+    /// The configuration.
+    pub config: T5Config,
+    layout: Layout,
+    shared: Param,
+    encoder: Vec<EncoderLayer>,
+    encoder_bias: Param,
+    encoder_norm: Param,
+    decoder: Vec<DecoderLayer>,
+    decoder_bias: Param,
+    decoder_norm: Param,
+    /// Bias table of cross-attention, in readers trained with the 2020 library.
+    cross_bias: Option<Param>,
+    head: Param,
+    encoder_buckets: Arc<RelativeBuckets>,
+    decoder_buckets: Arc<RelativeBuckets>,
+}
+
+/// The targets of a shard: decoder inputs and labels of all questions, one after the other.
+pub struct Targets<'a> {
+    /// Token that the decoder reads at each position.
+    pub inputs: &'a [u32],
+    /// Token that it should predict there.
+    pub labels: &'a [u32],
+    /// Positions of each question.
+    pub spans: &'a [Span],
+    /// Encoder tokens of each question.
+    pub keys: &'a [Span],
+    /// Position of every encoder token for the cross-attention's bias table, where the model has one.
+    pub key_positions: Option<Vec<u32>>,
+    /// Weight of every token's loss: one over the number of target tokens of the whole update.
+    pub weight: f64,
+}
+
+// Sites of dropout; a layer takes a block of eight.
+const SITE_ENCODER: u64 = 0;
+const SITE_DECODER: u64 = 1 << 20;
+const SITES: u64 = 8;
+const ATTENTION: u64 = 0;
+const ATTENTION_OUT: u64 = 1;
+const CROSS: u64 = 2;
+const CROSS_OUT: u64 = 3;
+const HIDDEN: u64 = 4;
+const HIDDEN_OUT: u64 = 5;
+const EMBEDDING: u64 = 1 << 19;
+const FINAL: u64 = EMBEDDING + 1;
+
+impl T5 {
+    /// The model of a configuration, its parameters laid out in the order and with the names of Hugging Face.
+    pub fn new(config: T5Config) -> T5 {
+        let mut layout = Layout::default();
+        let inner = config.num_heads * config.d_kv;
+        let (d, ff) = (config.d_model, config.d_ff);
+        let table = [config.relative_attention_num_buckets, config.num_heads];
+        let shared = layout.add("shared.weight", &[config.vocab_size, d]);
+        let attention = |layout: &mut Layout, prefix: String, bias: bool| {
+            let name = |part: &str| format!("{prefix}.{part}.weight");
+            let q = layout.add(name("q"), &[inner, d]);
+            let k = layout.add(name("k"), &[inner, d]);
+            let v = layout.add(name("v"), &[inner, d]);
+            let output = layout.add(name("o"), &[d, inner]);
+            let bias = bias.then(|| layout.add(name("relative_attention_bias"), &table));
+            let layer = prefix.rsplit_once('.').expect("a dotted name").0;
+            let norm = layout.add(format!("{layer}.layer_norm.weight"), &[d]);
+            let key_value = Param::adjacent(&[k, v]);
+            (Attention { query: q, key_value, fused: Param::adjacent(&[q, k, v]), output, norm }, bias)
+        };
+        let feed_forward = |layout: &mut Layout, layer: String| {
+            let name = |part: &str| format!("{layer}.DenseReluDense.{part}.weight");
+            let input = if config.gated {
+                let parts = [layout.add(name("wi_0"), &[ff, d]), layout.add(name("wi_1"), &[ff, d])];
+                Param::adjacent(&parts)
+            } else {
+                layout.add(name("wi"), &[ff, d])
+            };
+            let output = layout.add(name("wo"), &[d, ff]);
+            FeedForward { input, output, norm: layout.add(format!("{layer}.layer_norm.weight"), &[d]) }
+        };
+        let (mut encoder_bias, mut decoder_bias, mut cross_bias) = (None, None, None);
+        let mut encoder = Vec::new();
+        for i in 0..config.num_layers {
+            let (a, bias) = attention(&mut layout, format!("encoder.block.{i}.layer.0.SelfAttention"), i == 0);
+            encoder_bias = encoder_bias.or(bias);
+            let f = feed_forward(&mut layout, format!("encoder.block.{i}.layer.1"));
+            encoder.push(EncoderLayer { attention: a, feed_forward: f });
+        }
+        let encoder_norm = layout.add("encoder.final_layer_norm.weight", &[d]);
+        let mut decoder = Vec::new();
+        for i in 0..config.num_decoder_layers {
+            let (a, bias) = attention(&mut layout, format!("decoder.block.{i}.layer.0.SelfAttention"), i == 0);
+            decoder_bias = decoder_bias.or(bias);
+            let has_table = i == 0 && config.cross_attention_bias;
+            let (c, bias) = attention(&mut layout, format!("decoder.block.{i}.layer.1.EncDecAttention"), has_table);
+            cross_bias = cross_bias.or(bias);
+            let f = feed_forward(&mut layout, format!("decoder.block.{i}.layer.2"));
+            decoder.push(DecoderLayer { attention: a, cross: c, feed_forward: f });
+        }
+        let decoder_norm = layout.add("decoder.final_layer_norm.weight", &[d]);
+        let head =
+            if config.tied { shared } else { layout.add("lm_head.weight", &[config.vocab_size, d]) };
+        let (buckets, distance) = (table[0], config.relative_attention_max_distance);
+        T5 {
+            layout,
+            shared,
+            encoder,
+            encoder_bias: encoder_bias.expect("at least one encoder layer"),
+            encoder_norm,
+            decoder,
+            decoder_bias: decoder_bias.expect("at least one decoder layer"),
+            decoder_norm,
+            cross_bias,
+            head,
+            encoder_buckets: Arc::new(relative_buckets(true, buckets, distance)),
+            decoder_buckets: Arc::new(relative_buckets(false, buckets, distance)),
+            config,
+        }
+    }
+    /// Names, shapes and places of the parameters.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+    /// Whether cross-attention has its own bias table, so that encoder tokens need positions.
+    pub fn needs_key_positions(&self) -> bool {
+        self.cross_bias.is_some()
+    }
+    /// Factor on the decoder's output before the vocabulary: d_model^-0.5 when the head is the embedding.
+    fn logit_factor(&self) -> f64 {
+        if self.config.tied { 1.0 / (self.config.d_model as f64).sqrt() } else { 1.0 }
+    }
+
+    fn shape(
+        &self,
+        queries: &[Span],
+        keys: &[Span],
+        causal: bool,
+        buckets: Option<&Arc<RelativeBuckets>>,
+    ) -> AttentionShape {
+        AttentionShape {
+            heads: self.config.num_heads,
+            head_dim: self.config.d_kv,
+            queries: queries.to_vec(),
+            keys: keys.to_vec(),
+            first_query: 0,
+            causal,
+            scale: 1.0,
+            buckets: buckets.cloned(),
+            dropout: None,
+        }
+    }
+
+    /// Hidden states of every passage, `[tokens, d_model]`, after the final norm.
+    /// `spans` are the passages of the flat `ids`; `recompute` keeps only the input of each layer for the backward.
+    pub fn encode<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        ids: &[u32],
+        spans: &[Span],
+        recompute: bool,
+    ) -> Var<D> {
+        let p = self.config.dropout_rate;
+        let shape = Rc::new(self.shape(spans, spans, false, Some(&self.encoder_buckets)));
+        let drop = tape.dropout(SITE_ENCODER + EMBEDDING, p);
+        let mut x = tape.embedding(self.shared, ids, drop);
+        for (i, layer) in self.encoder.iter().enumerate() {
+            let site = SITE_ENCODER + i as u64 * SITES;
+            let shape = shape.clone();
+            let block = move |tape: &mut Tape<'p, D>, v: &[Var<D>]| {
+                let x = self.self_attention(tape, &layer.attention, self.encoder_bias, &v[0], &shape, site);
+                self.feed_forward(tape, &layer.feed_forward, &x, site)
+            };
+            x = if recompute { tape.recompute(&[&x], block) } else { block(tape, &[x]) };
+        }
+        let drop = tape.dropout(SITE_ENCODER + FINAL, p);
+        tape.rms_norm(&x, self.encoder_norm, self.config.layer_norm_epsilon, drop)
+    }
+
+    /// Hidden states of the decoder at every target position, `[target tokens, d_model]`, after the final norm.
+    pub fn decode<'p, D: Device>(&'p self, tape: &mut Tape<'p, D>, encoded: &Var<D>, t: &Targets<'_>) -> Var<D> {
+        let p = self.config.dropout_rate;
+        let own = Rc::new(self.shape(t.spans, t.spans, true, Some(&self.decoder_buckets)));
+        let buckets = self.cross_buckets(t.key_positions.clone());
+        let cross = self.shape(t.spans, t.keys, false, buckets.as_ref());
+        let drop = tape.dropout(SITE_DECODER + EMBEDDING, p);
+        let mut y = tape.embedding(self.shared, t.inputs, drop);
+        for (i, layer) in self.decoder.iter().enumerate() {
+            let site = SITE_DECODER + i as u64 * SITES;
+            y = self.self_attention(tape, &layer.attention, self.decoder_bias, &y, &own, site);
+            let query = tape.norm_linear(&y, layer.cross.norm, self.config.layer_norm_epsilon, layer.cross.query);
+            let key_value = tape.linear(encoded, layer.cross.key_value);
+            let shape = AttentionShape { dropout: tape.dropout(site + CROSS, p), ..cross.clone() };
+            let a = tape.cross_attention(&query, &key_value, self.cross_bias, &Rc::new(shape));
+            let drop = tape.dropout(site + CROSS_OUT, p);
+            y = tape.linear_residual(&a, layer.cross.output, &y, drop);
+            y = self.feed_forward(tape, &layer.feed_forward, &y, site);
+        }
+        let drop = tape.dropout(SITE_DECODER + FINAL, p);
+        tape.rms_norm(&y, self.decoder_norm, self.config.layer_norm_epsilon, drop)
+    }
+
+    /// Records the loss of the targets given the encoded passages; returns each target token's cross-entropy.
+    pub fn loss<'p, D: Device>(&'p self, tape: &mut Tape<'p, D>, encoded: &Var<D>, t: &Targets<'_>) -> Vec<f64> {
+        let y = self.decode(tape, encoded, t);
+        tape.cross_entropy(&y, self.head, self.logit_factor(), t.labels, t.weight)
+    }
+
+    /// Logits at every target position, `[target tokens, vocab_size]`: for tests and small inputs.
+    pub fn logits<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        encoded: &Var<D>,
+        t: &Targets<'_>,
+    ) -> tercio_engine::Tensor<D> {
+        let y = self.decode(tape, encoded, t);
+        tape.logits(&y, self.head, self.logit_factor(), 0, y.tensor.rows)
+    }
+
+    fn cross_buckets(&self, key_positions: Option<Vec<u32>>) -> Option<Arc<RelativeBuckets>> {
+        self.cross_bias?;
+        let positions = key_positions.expect("a model with a cross-attention bias table is given key positions");
+        let plain: &RelativeBuckets = &self.decoder_buckets;
+        Some(Arc::new(RelativeBuckets { key_positions: Some(positions), ..plain.clone() }))
+    }
+
+    fn self_attention<'p, D: Device>(
+        &self,
+        tape: &mut Tape<'p, D>,
+        layer: &Attention,
+        bias: Param,
+        x: &Var<D>,
+        shape: &Rc<AttentionShape>,
+        site: u64,
+    ) -> Var<D> {
+        let p = self.config.dropout_rate;
+        let qkv = tape.norm_linear(x, layer.norm, self.config.layer_norm_epsilon, layer.fused);
+        let plain: &AttentionShape = shape;
+        let shape = AttentionShape { dropout: tape.dropout(site + ATTENTION, p), ..plain.clone() };
+        let a = tape.self_attention(&qkv, Some(bias), &Rc::new(shape));
+        let drop = tape.dropout(site + ATTENTION_OUT, p);
+        tape.linear_residual(&a, layer.output, x, drop)
+    }
+
+    fn feed_forward<'p, D: Device>(
+        &self,
+        tape: &mut Tape<'p, D>,
+        layer: &FeedForward,
+        x: &Var<D>,
+        site: u64,
+    ) -> Var<D> {
+        let p = self.config.dropout_rate;
+        let u = tape.norm_linear(x, layer.norm, self.config.layer_norm_epsilon, layer.input);
+        let drop = tape.dropout(site + HIDDEN, p);
+        let h = tape.activation(&u, self.config.activation, self.config.gated, drop);
+        drop_value(u);
+        let drop = tape.dropout(site + HIDDEN_OUT, p);
+        tape.linear_residual(&h, layer.output, x, drop)
+    }
+}
+
+/// Frees a value that later operations of the block do not need, before they allocate.
+fn drop_value<D: Device>(v: Var<D>) {
+    drop(v);
+}
+
+/// T5's buckets: one each for near distances, logarithmically wider ones up to `max_distance`.
+/// Bidirectional tables give half to keys after the query; others give bucket 0 to those.
+fn relative_buckets(bidirectional: bool, buckets: usize, max_distance: usize) -> RelativeBuckets {
+    let zero = max_distance.max(buckets);
+    let half = if bidirectional { buckets / 2 } else { buckets };
+    let exact = half / 2;
+    // In single precision like the library, so that a distance on a border falls to the same side.
+    let log = |x: f32| libm::log(x as f64) as f32;
+    let far = |n: usize| {
+        let span = libm::log(max_distance as f64 / exact as f64) as f32;
+        let position = log(n as f32 / exact as f32) / span * (half - exact) as f32;
+        (exact + position as usize).min(half - 1)
+    };
+    let of = |distance: i64| {
+        let n = if bidirectional { distance.unsigned_abs() } else { (-distance).max(0) as u64 } as usize;
+        let base = if bidirectional && distance > 0 { half } else { 0 };
+        base + if n < exact { n } else { far(n) }
+    };
+    let bucket = (-(zero as i64)..=zero as i64).map(|d| of(d) as u16).collect();
+    RelativeBuckets { bucket, zero, buckets, key_positions: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the bucket changes with growing distance, as (distance, bucket).
+    fn starts(b: &RelativeBuckets, of: impl Fn(&RelativeBuckets, usize) -> usize) -> Vec<(usize, usize)> {
+        let all: Vec<usize> = (0..300).map(|d| of(b, d)).collect();
+        (0..300).filter(|&d| d == 0 || all[d] != all[d - 1]).map(|d| (d, all[d])).collect()
+    }
+
+    #[test]
+    fn buckets_are_those_of_the_library() {
+        // From transformers 5.24: T5Attention._relative_position_bucket with 32 buckets, max distance 128.
+        let b = relative_buckets(true, 32, 128);
+        let after = [(0, 0), (1, 17), (2, 18), (3, 19), (4, 20), (5, 21), (6, 22), (7, 23), (8, 24), (12, 25), (16, 26), (23, 27), (32, 28), (46, 29), (64, 30), (91, 31)];
+        assert_eq!(starts(&b, |b, d| b.of(0, d)), after);
+        let before = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (12, 9), (16, 10), (23, 11), (32, 12), (46, 13), (64, 14), (91, 15)];
+        assert_eq!(starts(&b, |b, d| b.of(d, 0)), before);
+        let u = relative_buckets(false, 32, 128);
+        let before = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 9), (10, 10), (11, 11), (12, 12), (13, 13), (14, 14), (15, 15), (16, 16), (19, 17), (21, 18), (24, 19), (27, 20), (31, 21), (35, 22), (40, 23), (46, 24), (52, 25), (59, 26), (67, 27), (77, 28), (87, 29), (99, 30), (113, 31)];
+        assert_eq!(starts(&u, |b, d| b.of(d, 0)), before);
+        assert_eq!(starts(&u, |b, d| b.of(0, d)), [(0, 0)]);
+    }
+}

@@ -1,0 +1,225 @@
+//! T5's `config.json`: what Hugging Face writes, what Tercio needs of it, and the fields it passes through.
+
+use serde_json::{Map, Value};
+use tercio_engine::Activation;
+
+/// The shape of a T5 model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct T5Config {
+    /// Rows of the embedding (at least the tokenizer's size).
+    pub vocab_size: usize,
+    /// Width of the hidden states.
+    pub d_model: usize,
+    /// Width of one attention head.
+    pub d_kv: usize,
+    /// Width of the feed-forward layers.
+    pub d_ff: usize,
+    /// Encoder layers.
+    pub num_layers: usize,
+    /// Decoder layers.
+    pub num_decoder_layers: usize,
+    /// Attention heads.
+    pub num_heads: usize,
+    /// Rows of the relative bias tables.
+    pub relative_attention_num_buckets: usize,
+    /// Distance from which all keys share a bucket.
+    pub relative_attention_max_distance: usize,
+    /// Added to the mean square in norms.
+    pub layer_norm_epsilon: f64,
+    /// Dropout in training.
+    pub dropout_rate: f64,
+    /// Nonlinearity of the feed-forward layers.
+    pub activation: Activation,
+    /// Whether feed-forward layers are gated (T5 v1.1).
+    pub gated: bool,
+    /// Whether the vocabulary head is the embedding (T5 v1.0). Decided by the tensors of a file, not by its config.
+    pub tied: bool,
+    /// Whether cross-attention has a relative bias table (readers trained with the 2020 library).
+    pub cross_attention_bias: bool,
+    /// Id of padding, which also starts the decoder.
+    pub decoder_start_token_id: u32,
+    /// Id that ends a sequence.
+    pub eos_token_id: u32,
+    /// Factor on the standard deviations of random initial values.
+    pub initializer_factor: f64,
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A field is missing or of the wrong kind.
+    #[error("config.json: `{field}`: expected {expected}, found {found}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// What it should be.
+        expected: &'static str,
+        /// What stands there.
+        found: String,
+    },
+    /// Another architecture.
+    #[error("config.json: model_type is {0}, a reader needs a T5 model (model_type \"t5\")")]
+    Architecture(String),
+}
+
+const LIMIT: u64 = 1 << 24;
+
+impl T5Config {
+    /// Reads the fields of a `config.json`; `tied` and `cross_attention_bias` are what the config says and may be
+    /// corrected by the tensors.
+    pub fn from_json(json: &Map<String, Value>) -> Result<T5Config, ConfigError> {
+        let bad = |field, expected, found: Option<&Value>| ConfigError::Field {
+            field,
+            expected,
+            found: found.map_or("nothing".into(), |v| v.to_string()),
+        };
+        if let Some(kind) = json.get("model_type")
+            && kind != "t5"
+        {
+            return Err(ConfigError::Architecture(kind.to_string()));
+        }
+        let size = |field: &'static str, default: Option<u64>| match json.get(field) {
+            None | Some(Value::Null) => default.ok_or_else(|| bad(field, "a positive number", None)),
+            Some(v) => v
+                .as_u64()
+                .filter(|n| (1..LIMIT).contains(n))
+                .ok_or_else(|| bad(field, "a positive number", Some(v))),
+        };
+        let id = |field: &'static str, default: u64| match json.get(field) {
+            None | Some(Value::Null) => Ok(default as u32),
+            Some(v) => {
+                v.as_u64().filter(|&n| n < LIMIT).map(|n| n as u32).ok_or_else(|| bad(field, "a token id", Some(v)))
+            }
+        };
+        let real = |field: &'static str, default: f64, range: std::ops::Range<f64>| match json.get(field) {
+            None | Some(Value::Null) => Ok(default),
+            Some(v) => {
+                v.as_f64().filter(|n| range.contains(n)).ok_or_else(|| bad(field, "a number in its range", Some(v)))
+            }
+        };
+        let projection = match json.get("feed_forward_proj") {
+            None | Some(Value::Null) => "relu",
+            Some(v) => v.as_str().ok_or_else(|| bad("feed_forward_proj", "a name", Some(v)))?,
+        };
+        let (gated, name) = match projection.strip_prefix("gated-") {
+            Some(name) => (true, name),
+            None => (false, projection),
+        };
+        let activation = match name {
+            "relu" => Activation::Relu,
+            // Hugging Face reads "gated-gelu" as the tanh form, for T5 v1.1.
+            "gelu" if gated => Activation::GeluTanh,
+            "gelu_new" => Activation::GeluTanh,
+            "gelu" => Activation::GeluErf,
+            "silu" | "swish" => Activation::Silu,
+            _ => {
+                let expected = "relu, gelu, gelu_new or silu, with or without gated-";
+                return Err(bad("feed_forward_proj", expected, json.get("feed_forward_proj")));
+            }
+        };
+        let num_layers = size("num_layers", None)?;
+        let buckets = size("relative_attention_num_buckets", Some(32))?;
+        let max_distance = size("relative_attention_max_distance", Some(128))?;
+        if buckets < 4 || buckets > u16::MAX as u64 || max_distance <= buckets / 2 {
+            let found = json.get("relative_attention_num_buckets");
+            return Err(bad("relative_attention_num_buckets", "4 to 65535, below twice the max distance", found));
+        }
+        Ok(T5Config {
+            vocab_size: size("vocab_size", None)? as usize,
+            d_model: size("d_model", None)? as usize,
+            d_kv: size("d_kv", None)? as usize,
+            d_ff: size("d_ff", None)? as usize,
+            num_layers: num_layers as usize,
+            num_decoder_layers: size("num_decoder_layers", Some(num_layers))? as usize,
+            num_heads: size("num_heads", None)? as usize,
+            relative_attention_num_buckets: buckets as usize,
+            relative_attention_max_distance: max_distance as usize,
+            layer_norm_epsilon: real("layer_norm_epsilon", 1e-6, 0.0..1.0)?,
+            dropout_rate: real("dropout_rate", 0.1, 0.0..1.0)?,
+            activation,
+            gated,
+            tied: json.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(true),
+            cross_attention_bias: false,
+            decoder_start_token_id: id("decoder_start_token_id", 0)?,
+            eos_token_id: id("eos_token_id", 1)?,
+            initializer_factor: real("initializer_factor", 1.0, 0.0..1e6)?,
+        })
+    }
+
+    /// The published shape of a size: `small`, `base`, `large`, `3b`, `11b` (T5 v1.0, relu, tied).
+    pub fn of_size(size: &str) -> Option<T5Config> {
+        let (d_model, d_kv, d_ff, num_layers, num_heads) = match size {
+            "small" => (512, 64, 2048, 6, 8),
+            "base" => (768, 64, 3072, 12, 12),
+            "large" => (1024, 64, 4096, 24, 16),
+            "3b" => (1024, 128, 16384, 24, 32),
+            "11b" => (1024, 128, 65536, 24, 128),
+            _ => return None,
+        };
+        Some(T5Config {
+            vocab_size: 32128,
+            d_model,
+            d_kv,
+            d_ff,
+            num_layers,
+            num_decoder_layers: num_layers,
+            num_heads,
+            relative_attention_num_buckets: 32,
+            relative_attention_max_distance: 128,
+            layer_norm_epsilon: 1e-6,
+            dropout_rate: 0.1,
+            activation: Activation::Relu,
+            gated: false,
+            tied: true,
+            cross_attention_bias: false,
+            decoder_start_token_id: 0,
+            eos_token_id: 1,
+            initializer_factor: 1.0,
+        })
+    }
+
+    /// The `config.json` that Hugging Face reads; fields of `base` that Tercio does not know are kept.
+    pub fn to_json(&self, base: &Map<String, Value>) -> Map<String, Value> {
+        let mut json = base.clone();
+        let projection = match (self.gated, self.activation) {
+            (false, Activation::Relu) => "relu",
+            (false, Activation::GeluTanh) => "gelu_new",
+            (false, Activation::GeluErf) => "gelu",
+            (false, Activation::Silu) => "silu",
+            (true, Activation::Relu) => "gated-relu",
+            (true, Activation::GeluTanh | Activation::GeluErf) => "gated-gelu",
+            (true, Activation::Silu) => "gated-silu",
+        };
+        let mut set = |key: &str, value: Value| {
+            json.insert(key.into(), value);
+        };
+        set("architectures", vec!["T5ForConditionalGeneration"].into());
+        set("model_type", "t5".into());
+        set("is_encoder_decoder", true.into());
+        set("vocab_size", self.vocab_size.into());
+        set("d_model", self.d_model.into());
+        set("d_kv", self.d_kv.into());
+        set("d_ff", self.d_ff.into());
+        set("num_layers", self.num_layers.into());
+        set("num_decoder_layers", self.num_decoder_layers.into());
+        set("num_heads", self.num_heads.into());
+        set("relative_attention_num_buckets", self.relative_attention_num_buckets.into());
+        set("relative_attention_max_distance", self.relative_attention_max_distance.into());
+        set("layer_norm_epsilon", self.layer_norm_epsilon.into());
+        set("dropout_rate", self.dropout_rate.into());
+        set("feed_forward_proj", projection.into());
+        // Hugging Face derives these two from feed_forward_proj and must not find others here.
+        json.remove("dense_act_fn");
+        json.remove("is_gated_act");
+        let mut set = |key: &str, value: Value| {
+            json.insert(key.into(), value);
+        };
+        set("tie_word_embeddings", self.tied.into());
+        set("decoder_start_token_id", self.decoder_start_token_id.into());
+        set("eos_token_id", self.eos_token_id.into());
+        set("initializer_factor", self.initializer_factor.into());
+        set("dtype", "float32".into());
+        json.entry("pad_token_id").or_insert_with(|| self.decoder_start_token_id.into());
+        json
+    }
+}

@@ -1,0 +1,371 @@
+//! The settings of a reader's training: each field is a flag, a key of `config.toml`, and an environment variable
+//! (`TERCIO_` and its name), with its default and its help said once, here.
+//!
+//! Names are FiD's where it has the setting; `--train_data` and `--train-data` are the same flag.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+/// The optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optim {
+    /// Adam; no weight decay.
+    Adam,
+    /// AdamW: decoupled weight decay on all parameters.
+    Adamw,
+}
+
+/// The course of the learning rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scheduler {
+    /// Constant, from the first update.
+    Fixed,
+    /// Linear warm-up from 0, then linear decay to 0 (or constant with --fixed_lr).
+    Linear,
+}
+
+/// What becomes of the examples that do not fill a batch at the end of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LastBatch {
+    /// They are left out of this epoch (as FiD does).
+    Drop,
+    /// They make a short update.
+    Keep,
+}
+
+/// Where initial weights come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Init {
+    /// From --model_path, or the pretrained model of --model_size.
+    Pretrained,
+    /// Random, of the shape of --model_config or --model_size.
+    Random,
+}
+
+/// The run: its folder, and what it starts from.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct RunOptions {
+    /// Name of the run: its folder below --checkpoint_dir
+    #[arg(long, env = "TERCIO_NAME", default_value = "experiment_name")]
+    pub name: String,
+    /// Folder of all runs
+    #[arg(long, env = "TERCIO_CHECKPOINT_DIR", default_value = "./checkpoint/")]
+    pub checkpoint_dir: PathBuf,
+    /// Seed of initial values, order of examples, choice of targets and dropout
+    #[arg(long, env = "TERCIO_SEED", default_value_t = 0)]
+    pub seed: u64,
+    /// Threads of this process; 0: all cores
+    #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
+    pub threads: usize,
+    /// Start over where the run folder holds a run of another configuration: its content is moved aside, not deleted
+    #[arg(long)]
+    #[serde(skip)]
+    pub new_run: bool,
+    /// Print the plan (examples, updates, tokens, memory, time after two measured updates) and stop
+    #[arg(long)]
+    #[serde(skip)]
+    pub dry_run: bool,
+    /// Set by an old launcher; must stay -1 here
+    #[arg(long, default_value_t = -1, hide = true, allow_negative_numbers = true)]
+    #[serde(skip)]
+    pub local_rank: i64,
+    /// Port of FiD's Slurm rendezvous; must stay -1 here
+    #[arg(long, default_value_t = -1, hide = true, allow_negative_numbers = true)]
+    #[serde(skip)]
+    pub main_port: i64,
+}
+
+/// The model and its inputs.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct ReaderModelOptions {
+    /// Model to start from: a folder (Hugging Face or FiD layout) or a hub name; step 0 of a run without checkpoints
+    #[arg(long, visible_alias = "model", env = "TERCIO_MODEL_PATH", default_value = "none")]
+    pub model_path: String,
+    /// Size of T5: small, base, large, 3b, 11b; pretrained `t5-SIZE` unless --init random
+    #[arg(long, env = "TERCIO_MODEL_SIZE", default_value = "base")]
+    pub model_size: String,
+    /// Initial weights
+    #[arg(long, value_enum, env = "TERCIO_INIT", default_value_t = Init::Pretrained)]
+    pub init: Init,
+    /// config.json of the shape for --init random, instead of --model_size
+    #[arg(long, env = "TERCIO_MODEL_CONFIG")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_config: Option<PathBuf>,
+    /// Folder of the tokenizer (tokenizer.json or spiece.model); default: the model's folder
+    #[arg(long, env = "TERCIO_TOKENIZER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
+    /// Tokens of "question + title + passage" at most
+    #[arg(long, env = "TERCIO_TEXT_MAXLENGTH", default_value_t = 200)]
+    pub text_maxlength: usize,
+    /// Tokens of a target at most, its end token counted; -1: no limit
+    #[arg(long, env = "TERCIO_ANSWER_MAXLENGTH", default_value_t = -1, allow_negative_numbers = true)]
+    pub answer_maxlength: i64,
+    /// Leave the titles out of the inputs
+    #[arg(long, env = "TERCIO_NO_TITLE")]
+    pub no_title: bool,
+    /// Passages of each question that are read
+    #[arg(long, env = "TERCIO_N_CONTEXT", default_value_t = 1)]
+    pub n_context: usize,
+    /// End every passage with `</s>`, as newer libraries do (FiD's released models were trained without)
+    #[arg(long, env = "TERCIO_PASSAGE_EOS")]
+    pub passage_eos: bool,
+    /// Keep only each encoder layer's input for the backward pass and compute the rest again
+    #[arg(long, visible_alias = "use-checkpoint", env = "TERCIO_RECOMPUTE")]
+    pub recompute: bool,
+    /// Tokens of a generated answer at most, the start token counted
+    #[arg(long, env = "TERCIO_GENERATION_MAX_LENGTH", default_value_t = 50)]
+    pub generation_max_length: usize,
+}
+
+/// Data, batches and evaluation.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct ReaderDataOptions {
+    /// Training questions: .json or .jsonl, also .gz or .zst
+    #[arg(long, env = "TERCIO_TRAIN_DATA")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train_data: Option<PathBuf>,
+    /// Questions to evaluate on while training; none: no evaluation
+    #[arg(long, env = "TERCIO_EVAL_DATA")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_data: Option<PathBuf>,
+    /// Examples of the training file to use, from its start; -1: all
+    #[arg(long, env = "TERCIO_MAXLOAD", default_value_t = -1, allow_negative_numbers = true)]
+    pub maxload: i64,
+    /// Questions of an update; 0: --per_gpu_batch_size times --accumulation_steps
+    #[arg(long, env = "TERCIO_GLOBAL_BATCH_SIZE", default_value_t = 0)]
+    pub global_batch_size: usize,
+    /// Questions of a shard, the unit of work and memory; 0: --per_gpu_batch_size
+    #[arg(long, env = "TERCIO_MICRO_BATCH_SIZE", default_value_t = 0)]
+    pub micro_batch_size: usize,
+    /// Groups of shards whose gradients are summed along one fixed tree, a power of two; 0: up to 8
+    #[arg(long, env = "TERCIO_BIT_GROUPS", default_value_t = 0)]
+    pub bit_groups: usize,
+    /// FiD's name for the questions of a shard
+    #[arg(long, env = "TERCIO_PER_GPU_BATCH_SIZE", default_value_t = 1)]
+    #[serde(skip)]
+    pub per_gpu_batch_size: usize,
+    /// FiD's name for the shards of an update
+    #[arg(long, env = "TERCIO_ACCUMULATION_STEPS", default_value_t = 1)]
+    #[serde(skip)]
+    pub accumulation_steps: usize,
+    /// The rest of an epoch that does not fill a batch
+    #[arg(long, value_enum, env = "TERCIO_LAST_BATCH", default_value_t = LastBatch::Drop)]
+    pub last_batch: LastBatch,
+    /// Updates between evaluations
+    #[arg(long, env = "TERCIO_EVAL_FREQ", default_value_t = 500)]
+    pub eval_freq: u64,
+    /// Updates between checkpoints
+    #[arg(long, env = "TERCIO_SAVE_FREQ", default_value_t = 5000)]
+    pub save_freq: u64,
+    /// Updates between lines of metrics.jsonl
+    #[arg(long, env = "TERCIO_LOG_FREQ", default_value_t = 10)]
+    pub log_freq: u64,
+    /// Batches between progress lines of an evaluation
+    #[arg(long, env = "TERCIO_EVAL_PRINT_FREQ", default_value_t = 1000)]
+    pub eval_print_freq: u64,
+    /// Checkpoints to keep, the best and the latest apart; 0: all
+    #[arg(long, env = "TERCIO_KEEP_LAST", default_value_t = 2)]
+    pub keep_last: usize,
+    /// Evaluations without a better exact match before the run ends; 0: never
+    #[arg(long, env = "TERCIO_EARLY_STOP", default_value_t = 0)]
+    pub early_stop: u64,
+}
+
+/// The optimizer and its schedule.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct OptimOptions {
+    /// Optimizer updates of the run
+    #[arg(long, env = "TERCIO_TOTAL_STEPS", default_value_t = 1000)]
+    pub total_steps: u64,
+    /// Updates of the linear schedule's warm-up
+    #[arg(long, env = "TERCIO_WARMUP_STEPS", default_value_t = 1000)]
+    pub warmup_steps: u64,
+    /// Update at which the linear schedule reaches 0; default: --total_steps
+    #[arg(long, env = "TERCIO_SCHEDULER_STEPS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduler_steps: Option<u64>,
+    /// Dropout; default: what the model's configuration says
+    #[arg(long, env = "TERCIO_DROPOUT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<f64>,
+    /// Peak learning rate
+    #[arg(long, env = "TERCIO_LR", default_value_t = 1e-4)]
+    pub lr: f64,
+    /// Greatest global L2 norm of the gradient; 0: no clipping
+    #[arg(long, env = "TERCIO_CLIP", default_value_t = 1.0)]
+    pub clip: f64,
+    /// Optimizer
+    #[arg(long, value_enum, env = "TERCIO_OPTIM", default_value_t = Optim::Adam)]
+    pub optim: Optim,
+    /// Course of the learning rate
+    #[arg(long, value_enum, env = "TERCIO_SCHEDULER", default_value_t = Scheduler::Fixed)]
+    pub scheduler: Scheduler,
+    /// Weight decay of adamw
+    #[arg(long, env = "TERCIO_WEIGHT_DECAY", default_value_t = 0.1)]
+    pub weight_decay: f64,
+    /// With the linear schedule: constant after the warm-up
+    #[arg(long, env = "TERCIO_FIXED_LR")]
+    pub fixed_lr: bool,
+}
+
+/// All settings of `tercio train reader`.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct ReaderOptions {
+    /// The run.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub run: RunOptions,
+    /// The model.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub model: ReaderModelOptions,
+    /// Data and evaluation.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub data: ReaderDataOptions,
+    /// The optimizer.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub optim: OptimOptions,
+}
+
+/// Settings that may differ when a run goes on: none changes what an update computes, but for the length of the schedule.
+pub const MAY_CHANGE: &[&str] = &[
+    "threads",
+    "total_steps",
+    "eval_freq",
+    "save_freq",
+    "log_freq",
+    "eval_print_freq",
+    "keep_last",
+    "early_stop",
+    "checkpoint_dir",
+    "name",
+    "train_data",
+    "eval_data",
+    "model_path",
+    "model_config",
+    "tokenizer",
+];
+
+/// Batch sizes after translation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchPlan {
+    /// Questions of an update.
+    pub global: usize,
+    /// Questions of a shard.
+    pub micro: usize,
+    /// Shards of an update.
+    pub shards: usize,
+    /// Groups of shards, a power of two.
+    pub groups: usize,
+}
+
+impl ReaderDataOptions {
+    /// Translates FiD's batch flags and checks that the sizes fit each other.
+    pub fn batch_plan(&self) -> Result<BatchPlan, String> {
+        let micro = if self.micro_batch_size > 0 { self.micro_batch_size } else { self.per_gpu_batch_size };
+        let global = match self.global_batch_size {
+            0 => micro.checked_mul(self.accumulation_steps).ok_or("the batch size is out of range")?,
+            n => n,
+        };
+        if micro == 0 || global == 0 {
+            return Err("batch sizes must be at least 1".into());
+        }
+        if global % micro != 0 {
+            return Err(format!(
+                "--global_batch_size {global} is not a multiple of --micro_batch_size {micro}; choose sizes that divide"
+            ));
+        }
+        let shards = global / micro;
+        let most = 1usize << shards.ilog2();
+        let groups = if self.bit_groups == 0 { most.min(8) } else { self.bit_groups };
+        if !groups.is_power_of_two() || groups > most {
+            return Err(format!(
+                "--bit_groups {groups} must be a power of two of at most the {shards} shards of an update"
+            ));
+        }
+        Ok(BatchPlan { global, micro, shards, groups })
+    }
+}
+
+impl ReaderOptions {
+    /// What is wrong with the settings, if anything, said before any file is opened.
+    pub fn check(&self) -> Result<(), String> {
+        let o = &self.optim;
+        if self.run.local_rank != -1 || self.run.main_port != -1 {
+            return Err("--local_rank and --main_port belong to a launcher of several processes; this build trains with \
+                        one process: leave them away"
+                .into());
+        }
+        let name = std::path::Path::new(&self.run.name);
+        let plain = name.components().all(|c| matches!(c, std::path::Component::Normal(_)));
+        if self.run.name.is_empty() || !plain {
+            return Err(format!("--name {:?} must be the name of a folder below --checkpoint_dir", self.run.name));
+        }
+        if o.total_steps == 0 {
+            return Err("--total_steps must be at least 1".into());
+        }
+        for (flag, value) in [("eval_freq", self.data.eval_freq), ("save_freq", self.data.save_freq)] {
+            if value == 0 {
+                return Err(format!("--{flag} must be at least 1"));
+            }
+        }
+        if self.data.log_freq == 0 || self.data.eval_print_freq == 0 {
+            return Err("--log_freq and --eval_print_freq must be at least 1".into());
+        }
+        for (flag, value) in [("lr", o.lr), ("clip", o.clip), ("weight_decay", o.weight_decay)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(format!("--{flag} must be a number of at least 0, is {value}"));
+            }
+        }
+        if let Some(p) = o.dropout
+            && !(0.0..1.0).contains(&p)
+        {
+            return Err(format!("--dropout must be at least 0 and less than 1, is {p}"));
+        }
+        if self.model.text_maxlength == 0 || self.model.generation_max_length < 2 {
+            return Err("--text_maxlength must be at least 1 and --generation_max_length at least 2".into());
+        }
+        if self.model.answer_maxlength < -1 || self.data.maxload < -1 {
+            return Err("--answer_maxlength and --maxload must be -1 or more".into());
+        }
+        if self.data.early_stop > 0 && self.data.eval_data.is_none() {
+            return Err("--early_stop needs --eval_data: without evaluation nothing tells when to stop".into());
+        }
+        if self.data.train_data.is_none() {
+            return Err("--train_data is missing: the questions to train on (.json or .jsonl, also .gz or .zst)".into());
+        }
+        self.data.batch_plan().map(drop)
+    }
+    /// Settings that FiD ignores in silence and that do nothing here either, as sentences.
+    pub fn notes(&self) -> Vec<String> {
+        let o = &self.optim;
+        let mut notes = Vec::new();
+        if o.scheduler == Scheduler::Fixed {
+            notes.push("--scheduler fixed: the learning rate is constant, --warmup_steps does nothing".into());
+        }
+        if o.optim == Optim::Adam {
+            notes.push("--optim adam: --weight_decay does nothing (adamw decays)".into());
+        }
+        if let Ok(plan) = self.data.batch_plan()
+            && plan.shards > 1
+        {
+            notes.push(format!(
+                "{} shards an update: steps, warm-up and frequencies count updates here; FiD counts micro-batches, its \
+                 --total_steps {} would be {}",
+                plan.shards,
+                o.total_steps,
+                o.total_steps.saturating_mul(plan.shards as u64)
+            ));
+        }
+        notes
+    }
+}
