@@ -35,7 +35,11 @@ pub struct ViewMut<'a, D: Device> {
 impl<D: Device> ViewMut<'_, D> {
     /// The same stretch, borrowed anew.
     pub fn reborrow(&mut self) -> ViewMut<'_, D> {
-        ViewMut { storage: self.storage, start: self.start, len: self.len }
+        ViewMut {
+            storage: self.storage,
+            start: self.start,
+            len: self.len,
+        }
     }
 }
 
@@ -57,11 +61,22 @@ impl<'a, D: Device> Matrix<'a, D> {
     /// A contiguous `rows x columns` matrix.
     pub fn new(view: View<'a, D>, rows: usize, columns: usize) -> Self {
         debug_assert_eq!(view.len, rows * columns);
-        Matrix { view, rows, columns, stride: columns, transposed: false }
+        Matrix {
+            view,
+            rows,
+            columns,
+            stride: columns,
+            transposed: false,
+        }
     }
     /// The transposed matrix.
     pub fn t(self) -> Self {
-        Matrix { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
+        Matrix {
+            rows: self.columns,
+            columns: self.rows,
+            transposed: !self.transposed,
+            ..self
+        }
     }
 }
 
@@ -111,7 +126,13 @@ impl Span {
     }
     /// The spans between consecutive offsets.
     pub fn from_offsets(offsets: &[u32]) -> Vec<Span> {
-        offsets.windows(2).map(|w| Span { start: w[0], end: w[1] }).collect()
+        offsets
+            .windows(2)
+            .map(|w| Span {
+                start: w[0],
+                end: w[1],
+            })
+            .collect()
     }
 }
 
@@ -235,7 +256,13 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     /// Inverted dropout in place; `width` elements a row, the row number keys the draw.
     fn dropout(&self, x: ViewMut<'_, Self>, width: usize, dropout: Dropout);
     /// `x = residual + dropout(x)`
-    fn residual(&self, x: ViewMut<'_, Self>, residual: View<'_, Self>, width: usize, dropout: Option<Dropout>);
+    fn residual(
+        &self,
+        x: ViewMut<'_, Self>,
+        residual: View<'_, Self>,
+        width: usize,
+        dropout: Option<Dropout>,
+    );
 
     /// Root-mean-square norm (Zhang and Sennrich, 2019) without bias: `y = x * r * weight`,
     /// `r = 1 / sqrt(mean(x^2) + eps)` per row of `weight.len` elements.

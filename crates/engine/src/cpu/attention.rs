@@ -6,10 +6,10 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::Cpu;
-use super::lanes::{Isa, fma, kernel};
-use super::math;
+use super::attention_rows::{Bias, dot_row, drop_row, scale_row, slope_row, softmax_row, weights_row};
+use super::lanes::Isa;
 use super::product::{Operand, product_raw};
-use crate::device::{AttentionShape, Heads, HeadsMut, RelativeBuckets};
+use crate::device::{AttentionShape, Heads, HeadsMut};
 
 /// Query rows whose weights exist at once.
 const QUERIES: usize = 128;
@@ -35,7 +35,13 @@ unsafe impl Sync for RowsMut {}
 impl Rows {
     fn operand(self, first: usize, rows: usize, column: usize, width: usize) -> Operand {
         let data = self.data.wrapping_add(first * self.stride + column);
-        Operand { data, rows, columns: width, row: self.stride, column: 1 }
+        Operand {
+            data,
+            rows,
+            columns: width,
+            row: self.stride,
+            column: 1,
+        }
     }
     unsafe fn row<'a>(self, row: usize, column: usize, width: usize) -> &'a [f32] {
         unsafe { std::slice::from_raw_parts(self.data.add(row * self.stride + column), width) }
@@ -48,187 +54,72 @@ impl RowsMut {
 }
 
 fn transposed(o: Operand) -> Operand {
-    Operand { rows: o.columns, columns: o.rows, row: o.column, column: o.row, ..o }
+    Operand {
+        rows: o.columns,
+        columns: o.rows,
+        row: o.column,
+        column: o.row,
+        ..o
+    }
 }
 fn scratch(data: &[f32], rows: usize, columns: usize) -> Operand {
     assert!(data.len() >= rows * columns);
-    Operand { data: data.as_ptr(), rows, columns, row: columns, column: 1 }
+    Operand {
+        data: data.as_ptr(),
+        rows,
+        columns,
+        row: columns,
+        column: 1,
+    }
+}
+
+fn check(len: usize, stride: usize, spans: &[crate::device::Span]) {
+    let within = |s: &crate::device::Span| s.start <= s.end && s.end as usize * stride <= len;
+    assert!(spans.iter().all(within), "a span is beyond its tensor");
+}
+
+/// Tasks write the rows of their spans without locks, so no row may belong to two of them.
+fn assert_disjoint(spans: &[crate::device::Span]) {
+    let mut sorted: Vec<_> = spans.iter().filter(|s| !s.is_empty()).collect();
+    sorted.sort_by_key(|s| s.start);
+    assert!(
+        sorted.windows(2).all(|w| w[0].end <= w[1].start),
+        "two sequences share a row"
+    );
 }
 
 fn inputs(x: Heads<'_, Cpu>, shape: &AttentionShape) -> (Rows, Rows, Rows) {
     let inner = shape.heads * shape.head_dim;
-    let check = |len: usize, stride: usize, spans: &[crate::device::Span]| {
-        assert!(spans.iter().all(|s| s.start <= s.end && s.end as usize * stride <= len), "a span is beyond its tensor");
-    };
     assert_eq!(shape.queries.len(), shape.keys.len());
+    assert_disjoint(&shape.queries);
     match x {
         Heads::Fused(x) => {
             let x = x.slice();
             check(x.len(), 3 * inner, &shape.queries);
             check(x.len(), 3 * inner, &shape.keys);
-            let part = |i| Rows { data: x.as_ptr().wrapping_add(i * inner), stride: 3 * inner };
+            let part = |i| Rows {
+                data: x.as_ptr().wrapping_add(i * inner),
+                stride: 3 * inner,
+            };
             (part(0), part(1), part(2))
         }
         Heads::Split { query, key_value } => {
             let (q, kv) = (query.slice(), key_value.slice());
             check(q.len(), inner, &shape.queries);
             check(kv.len(), 2 * inner, &shape.keys);
-            let part = |i| Rows { data: kv.as_ptr().wrapping_add(i * inner), stride: 2 * inner };
-            (Rows { data: q.as_ptr(), stride: inner }, part(0), part(1))
+            let part = |i| Rows {
+                data: kv.as_ptr().wrapping_add(i * inner),
+                stride: 2 * inner,
+            };
+            (
+                Rows {
+                    data: q.as_ptr(),
+                    stride: inner,
+                },
+                part(0),
+                part(1),
+            )
         }
-    }
-}
-
-/// The bias of one head for one sequence: a value per distance, or per pair where keys have their own positions.
-struct Bias<'a> {
-    table: Option<(&'a [f32], &'a RelativeBuckets)>,
-    heads: usize,
-    head: usize,
-    queries: usize,
-    first_query: usize,
-    first_key: usize,
-    /// Value of distance `t - (queries - 1) - first_query`.
-    line: Vec<f32>,
-    /// The same for gradients.
-    gradient: Vec<f32>,
-}
-
-impl<'a> Bias<'a> {
-    fn new(shape: &'a AttentionShape, table: Option<&'a [f32]>, sequence: usize, head: usize) -> Self {
-        let (q, k) = (shape.queries[sequence].len(), shape.keys[sequence].len());
-        let table = table.zip(shape.buckets.as_deref());
-        let mut bias = Bias {
-            table,
-            heads: shape.heads,
-            head,
-            queries: q,
-            first_query: shape.first_query,
-            first_key: shape.keys[sequence].start as usize,
-            line: Vec::new(),
-            gradient: Vec::new(),
-        };
-        if let Some((t, b)) = table
-            && b.key_positions.is_none()
-            && q > 0
-        {
-            bias.line = (0..q + k).map(|i| t[bias.bucket_of_line(b, i) * bias.heads + head]).collect();
-        }
-        bias
-    }
-    fn bucket_of_line(&self, b: &RelativeBuckets, t: usize) -> usize {
-        // distance = t - (queries - 1) - first_query, as positions that are not negative
-        b.of(self.queries - 1 + self.first_query, t)
-    }
-    fn positions<'b>(&self, b: &'b RelativeBuckets, keys: usize) -> Option<&'b [u32]> {
-        b.key_positions.as_ref().map(|p| &p[self.first_key..self.first_key + keys])
-    }
-    /// `s = s * scale + bias` for query row `i`.
-    fn apply(&self, isa: Isa, i: usize, scale: f32, s: &mut [f32]) {
-        let Some((t, b)) = self.table else { return scale_row(isa, s, scale) };
-        match self.positions(b, s.len()) {
-            None => bias_row(isa, s, &self.line[self.queries - 1 - i..][..s.len()], scale),
-            Some(p) => {
-                for (v, &p) in s.iter_mut().zip(p) {
-                    let bucket = b.of(i + self.first_query, p as usize);
-                    *v = *v * scale + t[bucket * self.heads + self.head];
-                }
-            }
-        }
-    }
-    /// Adds a row's gradient.
-    fn collect(&mut self, isa: Isa, i: usize, ds: &[f32]) {
-        let Some((_, b)) = self.table else { return };
-        match self.positions(b, ds.len()) {
-            None => {
-                self.gradient.resize(self.line.len(), 0.0);
-                add_row(isa, &mut self.gradient[self.queries - 1 - i..][..ds.len()], ds);
-            }
-            Some(p) => {
-                self.gradient.resize(b.buckets, 0.0);
-                for (&v, &p) in ds.iter().zip(p) {
-                    self.gradient[b.of(i + self.first_query, p as usize)] += v;
-                }
-            }
-        }
-    }
-    /// The gradient of this head's column of the table.
-    fn column(&self) -> Vec<f32> {
-        let Some((_, b)) = self.table else { return Vec::new() };
-        if b.key_positions.is_some() {
-            let mut sum = self.gradient.clone();
-            sum.resize(b.buckets, 0.0);
-            return sum;
-        }
-        let mut sum = vec![0f32; b.buckets];
-        for (t, &v) in self.gradient.iter().enumerate() {
-            sum[self.bucket_of_line(b, t)] += v;
-        }
-        sum
-    }
-}
-
-kernel! {
-    fn scale_row(s: &mut [f32], scale: f32) {
-        for v in s {
-            *v *= scale;
-        }
-    }
-}
-kernel! {
-    fn bias_row(s: &mut [f32], bias: &[f32], scale: f32) {
-        for (v, b) in s.iter_mut().zip(bias) {
-            *v = fma::<F>(*v, scale, *b);
-        }
-    }
-}
-kernel! {
-    fn add_row(s: &mut [f32], x: &[f32]) {
-        for (v, x) in s.iter_mut().zip(x) {
-            *v += *x;
-        }
-    }
-}
-kernel! {
-    /// Softmax in place; returns the log-sum.
-    fn softmax_row(s: &mut [f32]) -> f32 {
-        let m = math::max(s);
-        for v in s.iter_mut() {
-            *v = math::exp::<F>(*v - m);
-        }
-        let sum = math::sum(s.len(), |i, t| t + s[i]);
-        let inverse = 1.0 / sum;
-        for v in s.iter_mut() {
-            *v *= inverse;
-        }
-        m + libm::logf(sum)
-    }
-}
-kernel! {
-    fn weights_row(s: &mut [f32], log_sum: f32) {
-        for v in s {
-            *v = math::exp::<F>(*v - log_sum);
-        }
-    }
-}
-kernel! {
-    fn drop_row(s: &mut [f32], key: (u32, u32), threshold: u32, scale: f32) {
-        for (i, v) in s.iter_mut().enumerate() {
-            let f = if crate::random::hash32(key, i as u32) < threshold { 0.0 } else { scale };
-            *v *= f;
-        }
-    }
-}
-kernel! {
-    /// `dp = p * (dp - delta)`
-    fn slope_row(p: &[f32], dp: &mut [f32], delta: f32) {
-        for (p, d) in p.iter().zip(dp) {
-            *d = *p * (*d - delta);
-        }
-    }
-}
-kernel! {
-    fn dot_row(x: &[f32], y: &[f32]) -> f32 {
-        math::sum(x.len(), |i, s| fma::<F>(x[i], y[i], s))
     }
 }
 
@@ -238,7 +129,11 @@ thread_local! {
 
 /// Keys that query row `i` attends to.
 fn visible(shape: &AttentionShape, i: usize, keys: usize) -> usize {
-    if shape.causal { keys.min(i + shape.first_query + 1) } else { keys }
+    if shape.causal {
+        keys.min(i + shape.first_query + 1)
+    } else {
+        keys
+    }
 }
 
 pub(super) fn forward(
@@ -253,8 +148,14 @@ pub(super) fn forward(
     let (heads, dim) = (shape.heads, shape.head_dim);
     let rows = shape.queries.iter().map(|s| s.end as usize).max().unwrap_or(0);
     assert!(y.len() >= rows * heads * dim && log_sum.len() >= rows * heads);
-    let y = RowsMut { data: y.as_mut_ptr(), stride: heads * dim };
-    let log_sum = RowsMut { data: log_sum.as_mut_ptr(), stride: heads };
+    let y = RowsMut {
+        data: y.as_mut_ptr(),
+        stride: heads * dim,
+    };
+    let log_sum = RowsMut {
+        data: log_sum.as_mut_ptr(),
+        stride: heads,
+    };
     (0..shape.queries.len() * heads).into_par_iter().for_each(|task| {
         let (sequence, head) = (task / heads, task % heads);
         let (qs, ks) = (shape.queries[sequence], shape.keys[sequence]);
@@ -268,7 +169,14 @@ pub(super) fn forward(
             // SAFETY: operands lie within the spans checked in `inputs`; outputs are this task's own.
             unsafe {
                 let keys = k.operand(ks.start as usize, nk, column, dim);
-                product_raw(isa, q.operand(first, n, column, dim), transposed(keys), s.as_mut_ptr(), nk, false);
+                product_raw(
+                    isa,
+                    q.operand(first, n, column, dim),
+                    transposed(keys),
+                    s.as_mut_ptr(),
+                    nk,
+                    false,
+                );
                 for i in 0..n {
                     let row = &mut s[i * nk..(i + 1) * nk];
                     let seen = visible(shape, i0 + i, nk);
@@ -276,28 +184,61 @@ pub(super) fn forward(
                     row[seen..].fill(0.0);
                     *log_sum.at(first + i, head) = softmax_row(isa, &mut row[..seen]);
                     if let Some(d) = shape.dropout {
-                        drop_row(isa, &mut row[..seen], d.row((first + i) * heads + head), d.threshold, d.scale);
+                        drop_row(
+                            isa,
+                            &mut row[..seen],
+                            d.row((first + i) * heads + head),
+                            d.threshold,
+                            d.scale,
+                        );
                     }
                 }
                 let values = v.operand(ks.start as usize, nk, column, dim);
-                product_raw(isa, scratch(&s, n, nk), values, y.at(first, column), y.stride, false);
+                product_raw(
+                    isa,
+                    scratch(&s, n, nk),
+                    values,
+                    y.at(first, column),
+                    y.stride,
+                    false,
+                );
             }
         }
         SCRATCH.set((s, other));
     });
 }
 
-fn outputs(dx: HeadsMut<'_, Cpu>, inner: usize) -> (RowsMut, RowsMut, RowsMut) {
+fn outputs(dx: HeadsMut<'_, Cpu>, shape: &AttentionShape) -> (RowsMut, RowsMut, RowsMut) {
+    let inner = shape.heads * shape.head_dim;
     match dx {
         HeadsMut::Fused(x) => {
-            let x = x.slice().as_mut_ptr();
-            let part = |i| RowsMut { data: x.wrapping_add(i * inner), stride: 3 * inner };
+            let x = x.slice();
+            check(x.len(), 3 * inner, &shape.queries);
+            check(x.len(), 3 * inner, &shape.keys);
+            let x = x.as_mut_ptr();
+            let part = |i| RowsMut {
+                data: x.wrapping_add(i * inner),
+                stride: 3 * inner,
+            };
             (part(0), part(1), part(2))
         }
         HeadsMut::Split { query, key_value } => {
-            let kv = key_value.slice().as_mut_ptr();
-            let part = |i| RowsMut { data: kv.wrapping_add(i * inner), stride: 2 * inner };
-            (RowsMut { data: query.slice().as_mut_ptr(), stride: inner }, part(0), part(1))
+            let (q, kv) = (query.slice(), key_value.slice());
+            check(q.len(), inner, &shape.queries);
+            check(kv.len(), 2 * inner, &shape.keys);
+            let kv = kv.as_mut_ptr();
+            let part = |i| RowsMut {
+                data: kv.wrapping_add(i * inner),
+                stride: 2 * inner,
+            };
+            (
+                RowsMut {
+                    data: q.as_mut_ptr(),
+                    stride: inner,
+                },
+                part(0),
+                part(1),
+            )
         }
     }
 }
@@ -316,9 +257,22 @@ pub(super) fn backward(
 ) {
     let (q, k, v) = inputs(x, shape);
     let (heads, dim) = (shape.heads, shape.head_dim);
-    let (dq, dk, dv) = outputs(dx, heads * dim);
-    let y = Rows { data: y.as_ptr(), stride: heads * dim };
-    let dy = Rows { data: dy.as_ptr(), stride: heads * dim };
+    let query_rows = shape.queries.iter().map(|s| s.end as usize).max().unwrap_or(0);
+    let (values, sums) = (query_rows * heads * dim, query_rows * heads);
+    assert!(
+        y.len() >= values && dy.len() >= values && log_sum.len() >= sums,
+        "an operand has too few rows"
+    );
+    assert_disjoint(&shape.keys);
+    let (dq, dk, dv) = outputs(dx, shape);
+    let y = Rows {
+        data: y.as_ptr(),
+        stride: heads * dim,
+    };
+    let dy = Rows {
+        data: dy.as_ptr(),
+        stride: heads * dim,
+    };
     let columns: Vec<Vec<f32>> = (0..shape.queries.len() * heads)
         .into_par_iter()
         .map(|task| {

@@ -5,6 +5,7 @@
 //! for bit; the portable x86 path rounds twice and is another arithmetic ([`Device::arithmetic`] names it).
 
 mod attention;
+mod attention_rows;
 mod elementwise;
 mod lanes;
 mod loss;
@@ -69,7 +70,11 @@ impl Cpu {
             .thread_name(|i| format!("tercio-{i}"))
             .build()
             .map_err(|e| CpuError::Threads(threads, e))?;
-        Ok(Cpu { threads: Arc::new(pool), pool: Arc::new(pool::Pool::default()), isa })
+        Ok(Cpu {
+            threads: Arc::new(pool),
+            pool: Arc::new(pool::Pool::default()),
+            isa,
+        })
     }
     /// Number of threads.
     pub fn threads(&self) -> usize {
@@ -144,7 +149,14 @@ impl Device for Cpu {
         let n = b.columns;
         let c = c.slice();
         assert_eq!(c.len(), a.rows * n);
-        product::product(self.isa, product::Operand::of(&a), product::Operand::of(&b), c, n, accumulate);
+        product::product(
+            self.isa,
+            product::Operand::of(&a),
+            product::Operand::of(&b),
+            c,
+            n,
+            accumulate,
+        );
     }
     fn gather(&self, table: View<'_, Self>, width: usize, ids: &[u32], rows: ViewMut<'_, Self>) {
         elementwise::gather(table.slice(), width, ids, rows.slice());
@@ -155,7 +167,13 @@ impl Device for Cpu {
     fn dropout(&self, x: ViewMut<'_, Self>, width: usize, dropout: Dropout) {
         elementwise::dropout(self.isa, x.slice(), width, dropout);
     }
-    fn residual(&self, x: ViewMut<'_, Self>, residual: View<'_, Self>, width: usize, dropout: Option<Dropout>) {
+    fn residual(
+        &self,
+        x: ViewMut<'_, Self>,
+        residual: View<'_, Self>,
+        width: usize,
+        dropout: Option<Dropout>,
+    ) {
         elementwise::residual(self.isa, x.slice(), residual.slice(), width, dropout);
     }
     fn rms_norm(&self, x: View<'_, Self>, weight: View<'_, Self>, eps: f64, y: ViewMut<'_, Self>) {
@@ -171,7 +189,15 @@ impl Device for Cpu {
         dweight: ViewMut<'_, Self>,
     ) {
         let (dx, dweight) = (dx.slice(), dweight.slice());
-        norm::backward(self.isa, x.slice(), weight.slice(), eps as f32, dy.slice(), dx, dweight);
+        norm::backward(
+            self.isa,
+            x.slice(),
+            weight.slice(),
+            eps as f32,
+            dy.slice(),
+            dx,
+            dweight,
+        );
     }
     fn activation(
         &self,
@@ -213,7 +239,14 @@ impl Device for Cpu {
         y: ViewMut<'_, Self>,
         log_sum: ViewMut<'_, Self>,
     ) {
-        attention::forward(self.isa, x, bias.map(View::slice), shape, y.slice(), log_sum.slice());
+        attention::forward(
+            self.isa,
+            x,
+            bias.map(View::slice),
+            shape,
+            y.slice(),
+            log_sum.slice(),
+        );
     }
     fn attention_backward(
         &self,

@@ -38,10 +38,24 @@ unsafe impl Sync for Operand {}
 impl Operand {
     pub(super) fn of(m: &Matrix<'_, Cpu>) -> Operand {
         let data = m.view.slice();
-        let (stored_rows, stored_columns) = if m.transposed { (m.columns, m.rows) } else { (m.rows, m.columns) };
+        let (stored_rows, stored_columns) = if m.transposed {
+            (m.columns, m.rows)
+        } else {
+            (m.rows, m.columns)
+        };
         assert!(stored_rows == 0 || data.len() >= (stored_rows - 1) * m.stride + stored_columns);
-        let (row, column) = if m.transposed { (1, m.stride) } else { (m.stride, 1) };
-        Operand { data: data.as_ptr(), rows: m.rows, columns: m.columns, row, column }
+        let (row, column) = if m.transposed {
+            (1, m.stride)
+        } else {
+            (m.stride, 1)
+        };
+        Operand {
+            data: data.as_ptr(),
+            rows: m.rows,
+            columns: m.columns,
+            row,
+            column,
+        }
     }
 }
 
@@ -131,24 +145,45 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
     }
     let nr = NV * L::N;
     let np = n.div_ceil(nr);
-    let threads = if m * n * k < SERIAL { 1 } else { rayon::current_num_threads() };
-    let whole = Part { i0: 0, i1: m, j0: 0, j1: np };
+    let threads = if m * n * k < SERIAL {
+        1
+    } else {
+        rayon::current_num_threads()
+    };
+    let whole = Part {
+        i0: 0,
+        i1: m,
+        j0: 0,
+        j1: np,
+    };
     if threads == 1 && m <= MC {
         return unsafe { panels(a, b, Packed::Each, c, stride, accumulate, whole) };
     }
     // Cut rows into blocks of at most MC, as even as MR allows; few rows are cut by columns too, then each part packs its own panels.
-    let blocks = m.div_ceil(MC).next_multiple_of(if m >= threads * MR { threads } else { 1 });
+    let blocks = m
+        .div_ceil(MC)
+        .next_multiple_of(if m >= threads * MR { threads } else { 1 });
     let mc = m.div_ceil(blocks).next_multiple_of(MR);
     let blocks = m.div_ceil(mc);
-    let cuts = if blocks >= threads { 1 } else { (4 * threads).div_ceil(blocks).min(np) };
+    let cuts = if blocks >= threads {
+        1
+    } else {
+        (4 * threads).div_ceil(blocks).min(np)
+    };
     let parts = move |t: usize| {
         let (i, j) = (t / cuts, t % cuts);
-        Part { i0: i * mc, i1: m.min((i + 1) * mc), j0: np * j / cuts, j1: np * (j + 1) / cuts }
+        Part {
+            i0: i * mc,
+            i1: m.min((i + 1) * mc),
+            j0: np * j / cuts,
+            j1: np * (j + 1) / cuts,
+        }
     };
     if blocks == 1 {
-        (0..cuts).into_par_iter().with_max_len(1).for_each(|t| unsafe {
-            panels(a, b, Packed::Each, c, stride, accumulate, parts(t))
-        });
+        (0..cuts)
+            .into_par_iter()
+            .with_max_len(1)
+            .for_each(|t| unsafe { panels(a, b, Packed::Each, c, stride, accumulate, parts(t)) });
         return;
     }
     let mut storage = RIGHT.take();
@@ -161,9 +196,10 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
         }
     };
     (0..chunks).into_par_iter().with_max_len(1).for_each(pack_all);
-    (0..blocks * cuts).into_par_iter().with_max_len(1).for_each(|t| unsafe {
-        panels(a, b, Packed::Whole(packed), c, stride, accumulate, parts(t))
-    });
+    (0..blocks * cuts)
+        .into_par_iter()
+        .with_max_len(1)
+        .for_each(|t| unsafe { panels(a, b, Packed::Whole(packed), c, stride, accumulate, parts(t)) });
     RIGHT.set(storage);
 }
 
@@ -235,7 +271,15 @@ unsafe fn avx512_panels(a: Operand, b: Operand, p: Packed, c: Target, stride: us
 unsafe fn avx2_panels(a: Operand, b: Operand, p: Packed, c: Target, stride: usize, acc: bool, part: Part) {
     unsafe { panels::<__m256, 6, 2>(a, b, p, c, stride, acc, part) }
 }
-unsafe fn portable_panels(a: Operand, b: Operand, p: Packed, c: Target, stride: usize, acc: bool, part: Part) {
+unsafe fn portable_panels(
+    a: Operand,
+    b: Operand,
+    p: Packed,
+    c: Target,
+    stride: usize,
+    acc: bool,
+    part: Part,
+) {
     unsafe { panels::<[f32; 4], 4, 2>(a, b, p, c, stride, acc, part) }
 }
 
@@ -256,7 +300,10 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
     let mut left = LEFT.take();
     let own = matches!(packed, Packed::Each);
     let left_len = rows.next_multiple_of(MR) * KC;
-    left.resize((left_len + if own { nr * KC } else { 0 } + L::N).max(left.len()), 0.0);
+    left.resize(
+        (left_len + if own { nr * KC } else { 0 } + L::N).max(left.len()),
+        0.0,
+    );
     let la = left.as_mut_ptr();
     let lb = unsafe { la.add(left_len) };
     let mut edge = [0f32; 14 * 32];
@@ -267,7 +314,16 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
             for i in (part.i0..part.i1).step_by(MR) {
                 let source = a.data.add(i * a.row + p * a.column);
                 let target = la.add((i - part.i0) * depth);
-                pack(isa, source, a.row, a.column, MR.min(part.i1 - i), depth, target, MR);
+                pack(
+                    isa,
+                    source,
+                    a.row,
+                    a.column,
+                    MR.min(part.i1 - i),
+                    depth,
+                    target,
+                    MR,
+                );
             }
             for j in part.j0..part.j1 {
                 let columns = nr.min(n - j * nr);
@@ -290,12 +346,20 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
                     // A tile over the border is computed whole beside, and its valid part copied.
                     if !fresh {
                         for x in 0..r {
-                            std::ptr::copy_nonoverlapping(target.add(x * stride), edge.as_mut_ptr().add(x * nr), columns);
+                            std::ptr::copy_nonoverlapping(
+                                target.add(x * stride),
+                                edge.as_mut_ptr().add(x * nr),
+                                columns,
+                            );
                         }
                     }
                     tile::<L, MR, NV>(depth, block, panel, edge.as_mut_ptr(), nr, fresh);
                     for x in 0..r {
-                        std::ptr::copy_nonoverlapping(edge.as_ptr().add(x * nr), target.add(x * stride), columns);
+                        std::ptr::copy_nonoverlapping(
+                            edge.as_ptr().add(x * nr),
+                            target.add(x * stride),
+                            columns,
+                        );
                     }
                 }
             }

@@ -18,9 +18,10 @@ impl<D: Device> Inputs<D> {
     fn heads(&self) -> Heads<'_, D> {
         match self {
             Inputs::Fused(x) => Heads::Fused(x.tensor.view()),
-            Inputs::Split { query, key_value } => {
-                Heads::Split { query: query.tensor.view(), key_value: key_value.tensor.view() }
-            }
+            Inputs::Split { query, key_value } => Heads::Split {
+                query: query.tensor.view(),
+                key_value: key_value.tensor.view(),
+            },
         }
     }
 }
@@ -50,7 +51,10 @@ impl<'p, D: Device> Tape<'p, D> {
         shape: &Rc<AttentionShape>,
     ) -> Var<D> {
         assert_eq!(2 * query.tensor.columns, key_value.tensor.columns);
-        let inputs = Inputs::Split { query: query.clone(), key_value: key_value.clone() };
+        let inputs = Inputs::Split {
+            query: query.clone(),
+            key_value: key_value.clone(),
+        };
         self.attend(inputs, query.tensor.rows, bias, shape)
     }
     fn attend(
@@ -67,14 +71,24 @@ impl<'p, D: Device> Tape<'p, D> {
         device.attention(inputs.heads(), table, shape, y.view_mut(), log_sum.view_mut());
         let y = self.input(y);
         let kept = y.clone();
-        self.push(|| Box::new(Attention { inputs, bias, shape: shape.clone(), y: kept, log_sum }));
+        self.push(|| {
+            Box::new(Attention {
+                inputs,
+                bias,
+                shape: shape.clone(),
+                y: kept,
+                log_sum,
+            })
+        });
         y
     }
 }
 
 impl<'p, D: Device> Node<'p, D> for Attention<D> {
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
-        let Some(dy) = gradients.take(self.y.id) else { return };
+        let Some(dy) = gradients.take(self.y.id) else {
+            return;
+        };
         let device = &tape.device;
         let table = self.bias.map(|b| tape.parameter(b));
         let mut grads: Vec<Tensor<D>> = match &self.inputs {
@@ -86,7 +100,10 @@ impl<'p, D: Device> Node<'p, D> for Attention<D> {
         };
         let dx = match grads.as_mut_slice() {
             [x] => HeadsMut::Fused(x.view_mut()),
-            [query, key_value] => HeadsMut::Split { query: query.view_mut(), key_value: key_value.view_mut() },
+            [query, key_value] => HeadsMut::Split {
+                query: query.view_mut(),
+                key_value: key_value.view_mut(),
+            },
             _ => unreachable!("one or two inputs"),
         };
         device.attention_backward(

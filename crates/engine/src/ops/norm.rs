@@ -34,7 +34,15 @@ impl<'p, D: Device> Tape<'p, D> {
         }
         let y = self.input(y);
         let output = y.id;
-        self.push(|| Box::new(RmsNorm { x: x.clone(), weight, eps, dropout, output }));
+        self.push(|| {
+            Box::new(RmsNorm {
+                x: x.clone(),
+                weight,
+                eps,
+                dropout,
+                output,
+            })
+        });
         y
     }
     /// `rms_norm(x) weight^T`: `[rows, weight.rows]`.
@@ -43,17 +51,32 @@ impl<'p, D: Device> Tape<'p, D> {
         let mut n = Tensor::scratch(&device, x.tensor.rows, x.tensor.columns);
         device.rms_norm(x.tensor.view(), self.parameter(norm), eps, n.view_mut());
         let mut y = Tensor::scratch(&device, x.tensor.rows, weight.rows);
-        device.product(n.matrix(), self.parameters.matrix(weight).t(), y.view_mut(), false);
+        device.product(
+            n.matrix(),
+            self.parameters.matrix(weight).t(),
+            y.view_mut(),
+            false,
+        );
         let y = self.input(y);
         let output = y.id;
-        self.push(|| Box::new(NormLinear { x: x.clone(), norm, eps, weight, output }));
+        self.push(|| {
+            Box::new(NormLinear {
+                x: x.clone(),
+                norm,
+                eps,
+                weight,
+                output,
+            })
+        });
         y
     }
 }
 
 impl<'p, D: Device> Node<'p, D> for RmsNorm<D> {
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
-        let Some(mut dy) = gradients.take(self.output) else { return };
+        let Some(mut dy) = gradients.take(self.output) else {
+            return;
+        };
         if let Some(d) = self.dropout {
             let width = dy.columns;
             tape.device.dropout(dy.view_mut(), width, d);
@@ -64,13 +87,25 @@ impl<'p, D: Device> Node<'p, D> for RmsNorm<D> {
 
 impl<'p, D: Device> Node<'p, D> for NormLinear<D> {
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
-        let Some(dy) = gradients.take(self.output) else { return };
+        let Some(dy) = gradients.take(self.output) else {
+            return;
+        };
         let (device, x) = (&tape.device, &self.x.tensor);
         let mut n = Tensor::scratch(device, x.rows, x.columns);
         device.rms_norm(x.view(), tape.parameter(self.norm), self.eps, n.view_mut());
-        device.product(dy.matrix().t(), n.matrix(), gradients.parameters.view_mut(self.weight), true);
+        device.product(
+            dy.matrix().t(),
+            n.matrix(),
+            gradients.parameters.view_mut(self.weight),
+            true,
+        );
         let mut dn = n;
-        device.product(dy.matrix(), tape.parameters.matrix(self.weight), dn.view_mut(), false);
+        device.product(
+            dy.matrix(),
+            tape.parameters.matrix(self.weight),
+            dn.view_mut(),
+            false,
+        );
         drop(dy);
         norm_backward(tape, gradients, &self.x, self.norm, self.eps, &dn);
     }

@@ -22,9 +22,19 @@ impl<'a> ViewMut<'a, Reference> {
     }
 }
 impl Matrix<'_, Reference> {
-    fn at(&self, i: usize, j: usize) -> f64 {
-        let (row, column) = if self.transposed { (j, i) } else { (i, j) };
-        self.view.slice()[row * self.stride + column]
+    /// The elements row by row, as multiplied.
+    fn dense(&self) -> Vec<f64> {
+        let stored = self.view.slice();
+        let at = |i, j| {
+            if self.transposed {
+                stored[j * self.stride + i]
+            } else {
+                stored[i * self.stride + j]
+            }
+        };
+        (0..self.rows * self.columns)
+            .map(|e| at(e / self.columns, e % self.columns))
+            .collect()
     }
 }
 
@@ -85,12 +95,12 @@ impl Device for Reference {
         assert_eq!(a.columns, b.rows, "inner sizes of a product differ");
         let c = c.slice();
         assert_eq!(c.len(), a.rows * b.columns);
-        for i in 0..a.rows {
-            for j in 0..b.columns {
-                let sum: f64 = (0..a.columns).map(|k| a.at(i, k) * b.at(k, j)).sum();
-                let target = &mut c[i * b.columns + j];
-                *target = if accumulate { *target + sum } else { sum };
-            }
+        let (depth, n) = (a.columns, b.columns);
+        let (left, right) = (a.dense(), b.t().dense());
+        for (e, target) in c.iter_mut().enumerate() {
+            let (row, column) = (&left[e / n * depth..][..depth], &right[e % n * depth..][..depth]);
+            let sum: f64 = row.iter().zip(column).map(|(x, y)| x * y).sum();
+            *target = if accumulate { *target + sum } else { sum };
         }
     }
     fn gather(&self, table: View<'_, Self>, width: usize, ids: &[u32], rows: ViewMut<'_, Self>) {
