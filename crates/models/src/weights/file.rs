@@ -128,7 +128,10 @@ impl DataFile {
         // Asked before opening: opening a pipe would wait for its writer.
         let metadata = std::fs::metadata(path).map_err(|e| WeightsError::io(path, "open", e))?;
         if !metadata.is_file() {
-            return Err(WeightsError::invalid(path, "expected a file of weights, found a folder, pipe or device"));
+            return Err(WeightsError::invalid(
+                path,
+                "expected a file of weights, found a folder, pipe or device",
+            ));
         }
         let file = File::open(path).map_err(|e| WeightsError::io(path, "open", e))?;
         let len = metadata.len();
