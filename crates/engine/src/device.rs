@@ -231,6 +231,10 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn write(&self, target: ViewMut<'_, Self>, values: &[f32]);
     /// Copies values out, rounded to f32.
     fn read(&self, source: View<'_, Self>) -> Vec<f32>;
+    /// Values in f32 for the host, without a copy where the device's memory is the host's.
+    fn host<'a>(&self, source: View<'a, Self>) -> std::borrow::Cow<'a, [f32]> {
+        self.read(source).into()
+    }
     /// Copies values out at full precision.
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64>;
     /// Releases buffers kept for reuse that recent work did not need.

@@ -123,6 +123,9 @@ impl Device for Cpu {
     fn read(&self, source: View<'_, Self>) -> Vec<f32> {
         source.slice().to_vec()
     }
+    fn host<'a>(&self, source: View<'a, Self>) -> std::borrow::Cow<'a, [f32]> {
+        source.slice().into()
+    }
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64> {
         source.slice().iter().map(|&v| v as f64).collect()
     }
