@@ -64,7 +64,10 @@ impl<'p, D: Device> Tape<'p, D> {
         bias: Option<Param>,
         shape: &Rc<AttentionShape>,
     ) -> Var<D> {
-        assert!(bias.is_none() || shape.buckets.is_some(), "a bias table is read through `shape.buckets`");
+        assert!(
+            bias.is_none() || shape.buckets.is_some(),
+            "a bias table is read through `shape.buckets`"
+        );
         let device = self.device.clone();
         let mut y = Tensor::scratch(&device, rows, shape.heads * shape.head_dim);
         let mut log_sum = Tensor::scratch(&device, rows, shape.heads);
