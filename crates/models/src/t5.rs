@@ -15,7 +15,7 @@ use tercio_engine::{AttentionShape, Device, Layout, Param, RelativeBuckets, Span
 
 pub use config::{ConfigError, T5Config};
 pub use generate::{Generation, GenerationRequest};
-pub use weights::{Initialization, LoadedT5, T5Error};
+pub use weights::{Initialization, LoadedT5, T5Error, save};
 
 struct Attention {
     query: Param,
@@ -110,41 +110,79 @@ impl T5 {
             let layer = prefix.rsplit_once('.').expect("a dotted name").0;
             let norm = layout.add(format!("{layer}.layer_norm.weight"), &[d]);
             let key_value = Param::adjacent(&[k, v]);
-            (Attention { query: q, key_value, fused: Param::adjacent(&[q, k, v]), output, norm }, bias)
+            (
+                Attention {
+                    query: q,
+                    key_value,
+                    fused: Param::adjacent(&[q, k, v]),
+                    output,
+                    norm,
+                },
+                bias,
+            )
         };
         let feed_forward = |layout: &mut Layout, layer: String| {
             let name = |part: &str| format!("{layer}.DenseReluDense.{part}.weight");
             let input = if config.gated {
-                let parts = [layout.add(name("wi_0"), &[ff, d]), layout.add(name("wi_1"), &[ff, d])];
+                let parts = [
+                    layout.add(name("wi_0"), &[ff, d]),
+                    layout.add(name("wi_1"), &[ff, d]),
+                ];
                 Param::adjacent(&parts)
             } else {
                 layout.add(name("wi"), &[ff, d])
             };
             let output = layout.add(name("wo"), &[d, ff]);
-            FeedForward { input, output, norm: layout.add(format!("{layer}.layer_norm.weight"), &[d]) }
+            FeedForward {
+                input,
+                output,
+                norm: layout.add(format!("{layer}.layer_norm.weight"), &[d]),
+            }
         };
         let (mut encoder_bias, mut decoder_bias, mut cross_bias) = (None, None, None);
         let mut encoder = Vec::new();
         for i in 0..config.num_layers {
-            let (a, bias) = attention(&mut layout, format!("encoder.block.{i}.layer.0.SelfAttention"), i == 0);
+            let (a, bias) = attention(
+                &mut layout,
+                format!("encoder.block.{i}.layer.0.SelfAttention"),
+                i == 0,
+            );
             encoder_bias = encoder_bias.or(bias);
             let f = feed_forward(&mut layout, format!("encoder.block.{i}.layer.1"));
-            encoder.push(EncoderLayer { attention: a, feed_forward: f });
+            encoder.push(EncoderLayer {
+                attention: a,
+                feed_forward: f,
+            });
         }
         let encoder_norm = layout.add("encoder.final_layer_norm.weight", &[d]);
         let mut decoder = Vec::new();
         for i in 0..config.num_decoder_layers {
-            let (a, bias) = attention(&mut layout, format!("decoder.block.{i}.layer.0.SelfAttention"), i == 0);
+            let (a, bias) = attention(
+                &mut layout,
+                format!("decoder.block.{i}.layer.0.SelfAttention"),
+                i == 0,
+            );
             decoder_bias = decoder_bias.or(bias);
             let has_table = i == 0 && config.cross_attention_bias;
-            let (c, bias) = attention(&mut layout, format!("decoder.block.{i}.layer.1.EncDecAttention"), has_table);
+            let (c, bias) = attention(
+                &mut layout,
+                format!("decoder.block.{i}.layer.1.EncDecAttention"),
+                has_table,
+            );
             cross_bias = cross_bias.or(bias);
             let f = feed_forward(&mut layout, format!("decoder.block.{i}.layer.2"));
-            decoder.push(DecoderLayer { attention: a, cross: c, feed_forward: f });
+            decoder.push(DecoderLayer {
+                attention: a,
+                cross: c,
+                feed_forward: f,
+            });
         }
         let decoder_norm = layout.add("decoder.final_layer_norm.weight", &[d]);
-        let head =
-            if config.tied { shared } else { layout.add("lm_head.weight", &[config.vocab_size, d]) };
+        let head = if config.tied {
+            shared
+        } else {
+            layout.add("lm_head.weight", &[config.vocab_size, d])
+        };
         let (buckets, distance) = (table[0], config.relative_attention_max_distance);
         T5 {
             layout,
@@ -172,7 +210,11 @@ impl T5 {
     }
     /// Factor on the decoder's output before the vocabulary: d_model^-0.5 when the head is the embedding.
     fn logit_factor(&self) -> f64 {
-        if self.config.tied { 1.0 / (self.config.d_model as f64).sqrt() } else { 1.0 }
+        if self.config.tied {
+            1.0 / (self.config.d_model as f64).sqrt()
+        } else {
+            1.0
+        }
     }
 
     fn shape(
@@ -215,14 +257,23 @@ impl T5 {
                 let x = self.self_attention(tape, &layer.attention, self.encoder_bias, &v[0], &shape, site);
                 self.feed_forward(tape, &layer.feed_forward, &x, site)
             };
-            x = if recompute { tape.recompute(&[&x], block) } else { block(tape, &[x]) };
+            x = if recompute {
+                tape.recompute(&[&x], block)
+            } else {
+                block(tape, &[x])
+            };
         }
         let drop = tape.dropout(SITE_ENCODER + FINAL, p);
         tape.rms_norm(&x, self.encoder_norm, self.config.layer_norm_epsilon, drop)
     }
 
     /// Hidden states of the decoder at every target position, `[target tokens, d_model]`, after the final norm.
-    pub fn decode<'p, D: Device>(&'p self, tape: &mut Tape<'p, D>, encoded: &Var<D>, t: &Targets<'_>) -> Var<D> {
+    pub fn decode<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        encoded: &Var<D>,
+        t: &Targets<'_>,
+    ) -> Var<D> {
         let p = self.config.dropout_rate;
         let own = Rc::new(self.shape(t.spans, t.spans, true, Some(&self.decoder_buckets)));
         let buckets = self.cross_buckets(t.key_positions.clone());
@@ -232,9 +283,17 @@ impl T5 {
         for (i, layer) in self.decoder.iter().enumerate() {
             let site = SITE_DECODER + i as u64 * SITES;
             y = self.self_attention(tape, &layer.attention, self.decoder_bias, &y, &own, site);
-            let query = tape.norm_linear(&y, layer.cross.norm, self.config.layer_norm_epsilon, layer.cross.query);
+            let query = tape.norm_linear(
+                &y,
+                layer.cross.norm,
+                self.config.layer_norm_epsilon,
+                layer.cross.query,
+            );
             let key_value = tape.linear(encoded, layer.cross.key_value);
-            let shape = AttentionShape { dropout: tape.dropout(site + CROSS, p), ..cross.clone() };
+            let shape = AttentionShape {
+                dropout: tape.dropout(site + CROSS, p),
+                ..cross.clone()
+            };
             let a = tape.cross_attention(&query, &key_value, self.cross_bias, &Rc::new(shape));
             let drop = tape.dropout(site + CROSS_OUT, p);
             y = tape.linear_residual(&a, layer.cross.output, &y, drop);
@@ -245,7 +304,12 @@ impl T5 {
     }
 
     /// Records the loss of the targets given the encoded passages; returns each target token's cross-entropy.
-    pub fn loss<'p, D: Device>(&'p self, tape: &mut Tape<'p, D>, encoded: &Var<D>, t: &Targets<'_>) -> Vec<f64> {
+    pub fn loss<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        encoded: &Var<D>,
+        t: &Targets<'_>,
+    ) -> Vec<f64> {
         let y = self.decode(tape, encoded, t);
         tape.cross_entropy(&y, self.head, self.logit_factor(), t.labels, t.weight)
     }
@@ -263,9 +327,13 @@ impl T5 {
 
     fn cross_buckets(&self, key_positions: Option<Vec<u32>>) -> Option<Arc<RelativeBuckets>> {
         self.cross_bias?;
-        let positions = key_positions.expect("a model with a cross-attention bias table is given key positions");
+        let positions =
+            key_positions.expect("a model with a cross-attention bias table is given key positions");
         let plain: &RelativeBuckets = &self.decoder_buckets;
-        Some(Arc::new(RelativeBuckets { key_positions: Some(positions), ..plain.clone() }))
+        Some(Arc::new(RelativeBuckets {
+            key_positions: Some(positions),
+            ..plain.clone()
+        }))
     }
 
     fn self_attention<'p, D: Device>(
@@ -280,7 +348,10 @@ impl T5 {
         let p = self.config.dropout_rate;
         let qkv = tape.norm_linear(x, layer.norm, self.config.layer_norm_epsilon, layer.fused);
         let plain: &AttentionShape = shape;
-        let shape = AttentionShape { dropout: tape.dropout(site + ATTENTION, p), ..plain.clone() };
+        let shape = AttentionShape {
+            dropout: tape.dropout(site + ATTENTION, p),
+            ..plain.clone()
+        };
         let a = tape.self_attention(&qkv, Some(bias), &Rc::new(shape));
         let drop = tape.dropout(site + ATTENTION_OUT, p);
         tape.linear_residual(&a, layer.output, x, drop)
@@ -322,12 +393,21 @@ fn relative_buckets(bidirectional: bool, buckets: usize, max_distance: usize) ->
         (exact + position as usize).min(half - 1)
     };
     let of = |distance: i64| {
-        let n = if bidirectional { distance.unsigned_abs() } else { (-distance).max(0) as u64 } as usize;
+        let n = if bidirectional {
+            distance.unsigned_abs()
+        } else {
+            (-distance).max(0) as u64
+        } as usize;
         let base = if bidirectional && distance > 0 { half } else { 0 };
         base + if n < exact { n } else { far(n) }
     };
     let bucket = (-(zero as i64)..=zero as i64).map(|d| of(d) as u16).collect();
-    RelativeBuckets { bucket, zero, buckets, key_positions: None }
+    RelativeBuckets {
+        bucket,
+        zero,
+        buckets,
+        key_positions: None,
+    }
 }
 
 #[cfg(test)]
@@ -337,19 +417,89 @@ mod tests {
     /// Where the bucket changes with growing distance, as (distance, bucket).
     fn starts(b: &RelativeBuckets, of: impl Fn(&RelativeBuckets, usize) -> usize) -> Vec<(usize, usize)> {
         let all: Vec<usize> = (0..300).map(|d| of(b, d)).collect();
-        (0..300).filter(|&d| d == 0 || all[d] != all[d - 1]).map(|d| (d, all[d])).collect()
+        (0..300)
+            .filter(|&d| d == 0 || all[d] != all[d - 1])
+            .map(|d| (d, all[d]))
+            .collect()
     }
 
     #[test]
     fn buckets_are_those_of_the_library() {
         // From transformers 5.24: T5Attention._relative_position_bucket with 32 buckets, max distance 128.
         let b = relative_buckets(true, 32, 128);
-        let after = [(0, 0), (1, 17), (2, 18), (3, 19), (4, 20), (5, 21), (6, 22), (7, 23), (8, 24), (12, 25), (16, 26), (23, 27), (32, 28), (46, 29), (64, 30), (91, 31)];
+        let after = [
+            (0, 0),
+            (1, 17),
+            (2, 18),
+            (3, 19),
+            (4, 20),
+            (5, 21),
+            (6, 22),
+            (7, 23),
+            (8, 24),
+            (12, 25),
+            (16, 26),
+            (23, 27),
+            (32, 28),
+            (46, 29),
+            (64, 30),
+            (91, 31),
+        ];
         assert_eq!(starts(&b, |b, d| b.of(0, d)), after);
-        let before = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (12, 9), (16, 10), (23, 11), (32, 12), (46, 13), (64, 14), (91, 15)];
+        let before = [
+            (0, 0),
+            (1, 1),
+            (2, 2),
+            (3, 3),
+            (4, 4),
+            (5, 5),
+            (6, 6),
+            (7, 7),
+            (8, 8),
+            (12, 9),
+            (16, 10),
+            (23, 11),
+            (32, 12),
+            (46, 13),
+            (64, 14),
+            (91, 15),
+        ];
         assert_eq!(starts(&b, |b, d| b.of(d, 0)), before);
         let u = relative_buckets(false, 32, 128);
-        let before = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 9), (10, 10), (11, 11), (12, 12), (13, 13), (14, 14), (15, 15), (16, 16), (19, 17), (21, 18), (24, 19), (27, 20), (31, 21), (35, 22), (40, 23), (46, 24), (52, 25), (59, 26), (67, 27), (77, 28), (87, 29), (99, 30), (113, 31)];
+        let before = [
+            (0, 0),
+            (1, 1),
+            (2, 2),
+            (3, 3),
+            (4, 4),
+            (5, 5),
+            (6, 6),
+            (7, 7),
+            (8, 8),
+            (9, 9),
+            (10, 10),
+            (11, 11),
+            (12, 12),
+            (13, 13),
+            (14, 14),
+            (15, 15),
+            (16, 16),
+            (19, 17),
+            (21, 18),
+            (24, 19),
+            (27, 20),
+            (31, 21),
+            (35, 22),
+            (40, 23),
+            (46, 24),
+            (52, 25),
+            (59, 26),
+            (67, 27),
+            (77, 28),
+            (87, 29),
+            (99, 30),
+            (113, 31),
+        ];
         assert_eq!(starts(&u, |b, d| b.of(d, 0)), before);
         assert_eq!(starts(&u, |b, d| b.of(0, d)), [(0, 0)]);
     }

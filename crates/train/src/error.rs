@@ -42,7 +42,9 @@ pub enum TrainError {
         rows: Vec<usize>,
     },
     /// A tokenizer that does not fit the model.
-    #[error("the tokenizer has {tokenizer} ids, the model's vocabulary only {model}; use the tokenizer of the model")]
+    #[error(
+        "the tokenizer has {tokenizer} ids, the model's vocabulary only {model}; use the tokenizer of the model"
+    )]
     Vocabulary {
         /// Ids of the tokenizer.
         tokenizer: usize,

@@ -1,3 +1,16 @@
 //! The training loop, objectives, schedules, checkpoints and logs.
 
+pub mod accumulate;
+pub mod error;
+pub mod objective;
+pub mod objectives;
+pub mod options;
+pub mod predict;
 pub mod run;
+pub mod schedule;
+pub mod setup;
+pub mod state;
+pub mod step;
+pub mod trainer;
+
+pub use error::TrainError;

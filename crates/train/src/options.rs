@@ -85,7 +85,12 @@ pub struct RunOptions {
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct ReaderModelOptions {
     /// Model to start from: a folder (Hugging Face or FiD layout) or a hub name; step 0 of a run without checkpoints
-    #[arg(long, visible_alias = "model", env = "TERCIO_MODEL_PATH", default_value = "none")]
+    #[arg(
+        long,
+        visible_alias = "model",
+        env = "TERCIO_MODEL_PATH",
+        default_value = "none"
+    )]
     pub model_path: String,
     /// Size of T5: small, base, large, 3b, 11b; pretrained `t5-SIZE` unless --init random
     #[arg(long, env = "TERCIO_MODEL_SIZE", default_value = "base")]
@@ -271,9 +276,15 @@ pub struct BatchPlan {
 impl ReaderDataOptions {
     /// Translates FiD's batch flags and checks that the sizes fit each other.
     pub fn batch_plan(&self) -> Result<BatchPlan, String> {
-        let micro = if self.micro_batch_size > 0 { self.micro_batch_size } else { self.per_gpu_batch_size };
+        let micro = if self.micro_batch_size > 0 {
+            self.micro_batch_size
+        } else {
+            self.per_gpu_batch_size
+        };
         let global = match self.global_batch_size {
-            0 => micro.checked_mul(self.accumulation_steps).ok_or("the batch size is out of range")?,
+            0 => micro
+                .checked_mul(self.accumulation_steps)
+                .ok_or("the batch size is out of range")?,
             n => n,
         };
         if micro == 0 || global == 0 {
@@ -286,13 +297,22 @@ impl ReaderDataOptions {
         }
         let shards = global / micro;
         let most = 1usize << shards.ilog2();
-        let groups = if self.bit_groups == 0 { most.min(8) } else { self.bit_groups };
+        let groups = if self.bit_groups == 0 {
+            most.min(8)
+        } else {
+            self.bit_groups
+        };
         if !groups.is_power_of_two() || groups > most {
             return Err(format!(
                 "--bit_groups {groups} must be a power of two of at most the {shards} shards of an update"
             ));
         }
-        Ok(BatchPlan { global, micro, shards, groups })
+        Ok(BatchPlan {
+            global,
+            micro,
+            shards,
+            groups,
+        })
     }
 }
 
@@ -306,14 +326,22 @@ impl ReaderOptions {
                 .into());
         }
         let name = std::path::Path::new(&self.run.name);
-        let plain = name.components().all(|c| matches!(c, std::path::Component::Normal(_)));
+        let plain = name
+            .components()
+            .all(|c| matches!(c, std::path::Component::Normal(_)));
         if self.run.name.is_empty() || !plain {
-            return Err(format!("--name {:?} must be the name of a folder below --checkpoint_dir", self.run.name));
+            return Err(format!(
+                "--name {:?} must be the name of a folder below --checkpoint_dir",
+                self.run.name
+            ));
         }
         if o.total_steps == 0 {
             return Err("--total_steps must be at least 1".into());
         }
-        for (flag, value) in [("eval_freq", self.data.eval_freq), ("save_freq", self.data.save_freq)] {
+        for (flag, value) in [
+            ("eval_freq", self.data.eval_freq),
+            ("save_freq", self.data.save_freq),
+        ] {
             if value == 0 {
                 return Err(format!("--{flag} must be at least 1"));
             }
@@ -338,10 +366,15 @@ impl ReaderOptions {
             return Err("--answer_maxlength and --maxload must be -1 or more".into());
         }
         if self.data.early_stop > 0 && self.data.eval_data.is_none() {
-            return Err("--early_stop needs --eval_data: without evaluation nothing tells when to stop".into());
+            return Err(
+                "--early_stop needs --eval_data: without evaluation nothing tells when to stop".into(),
+            );
         }
         if self.data.train_data.is_none() {
-            return Err("--train_data is missing: the questions to train on (.json or .jsonl, also .gz or .zst)".into());
+            return Err(
+                "--train_data is missing: the questions to train on (.json or .jsonl, also .gz or .zst)"
+                    .into(),
+            );
         }
         self.data.batch_plan().map(drop)
     }
@@ -350,7 +383,8 @@ impl ReaderOptions {
         let o = &self.optim;
         let mut notes = Vec::new();
         if o.scheduler == Scheduler::Fixed {
-            notes.push("--scheduler fixed: the learning rate is constant, --warmup_steps does nothing".into());
+            notes
+                .push("--scheduler fixed: the learning rate is constant, --warmup_steps does nothing".into());
         }
         if o.optim == Optim::Adam {
             notes.push("--optim adam: --weight_decay does nothing (adamw decays)".into());

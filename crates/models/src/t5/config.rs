@@ -87,19 +87,24 @@ impl T5Config {
         };
         let id = |field: &'static str, default: u64| match json.get(field) {
             None | Some(Value::Null) => Ok(default as u32),
-            Some(v) => {
-                v.as_u64().filter(|&n| n < LIMIT).map(|n| n as u32).ok_or_else(|| bad(field, "a token id", Some(v)))
-            }
+            Some(v) => v
+                .as_u64()
+                .filter(|&n| n < LIMIT)
+                .map(|n| n as u32)
+                .ok_or_else(|| bad(field, "a token id", Some(v))),
         };
         let real = |field: &'static str, default: f64, range: std::ops::Range<f64>| match json.get(field) {
             None | Some(Value::Null) => Ok(default),
-            Some(v) => {
-                v.as_f64().filter(|n| range.contains(n)).ok_or_else(|| bad(field, "a number in its range", Some(v)))
-            }
+            Some(v) => v
+                .as_f64()
+                .filter(|n| range.contains(n))
+                .ok_or_else(|| bad(field, "a number in its range", Some(v))),
         };
         let projection = match json.get("feed_forward_proj") {
             None | Some(Value::Null) => "relu",
-            Some(v) => v.as_str().ok_or_else(|| bad("feed_forward_proj", "a name", Some(v)))?,
+            Some(v) => v
+                .as_str()
+                .ok_or_else(|| bad("feed_forward_proj", "a name", Some(v)))?,
         };
         let (gated, name) = match projection.strip_prefix("gated-") {
             Some(name) => (true, name),
@@ -122,7 +127,11 @@ impl T5Config {
         let max_distance = size("relative_attention_max_distance", Some(128))?;
         if buckets < 4 || buckets > u16::MAX as u64 || max_distance <= buckets / 2 {
             let found = json.get("relative_attention_num_buckets");
-            return Err(bad("relative_attention_num_buckets", "4 to 65535, below twice the max distance", found));
+            return Err(bad(
+                "relative_attention_num_buckets",
+                "4 to 65535, below twice the max distance",
+                found,
+            ));
         }
         Ok(T5Config {
             vocab_size: size("vocab_size", None)? as usize,
@@ -138,7 +147,10 @@ impl T5Config {
             dropout_rate: real("dropout_rate", 0.1, 0.0..1.0)?,
             activation,
             gated,
-            tied: json.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(true),
+            tied: json
+                .get("tie_word_embeddings")
+                .and_then(Value::as_bool)
+                .unwrap_or(true),
             cross_attention_bias: false,
             decoder_start_token_id: id("decoder_start_token_id", 0)?,
             eos_token_id: id("eos_token_id", 1)?,
@@ -203,8 +215,14 @@ impl T5Config {
         set("num_layers", self.num_layers.into());
         set("num_decoder_layers", self.num_decoder_layers.into());
         set("num_heads", self.num_heads.into());
-        set("relative_attention_num_buckets", self.relative_attention_num_buckets.into());
-        set("relative_attention_max_distance", self.relative_attention_max_distance.into());
+        set(
+            "relative_attention_num_buckets",
+            self.relative_attention_num_buckets.into(),
+        );
+        set(
+            "relative_attention_max_distance",
+            self.relative_attention_max_distance.into(),
+        );
         set("layer_norm_epsilon", self.layer_norm_epsilon.into());
         set("dropout_rate", self.dropout_rate.into());
         set("feed_forward_proj", projection.into());
@@ -219,7 +237,8 @@ impl T5Config {
         set("eos_token_id", self.eos_token_id.into());
         set("initializer_factor", self.initializer_factor.into());
         set("dtype", "float32".into());
-        json.entry("pad_token_id").or_insert_with(|| self.decoder_start_token_id.into());
+        json.entry("pad_token_id")
+            .or_insert_with(|| self.decoder_start_token_id.into());
         json
     }
 }

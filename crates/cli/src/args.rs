@@ -1,0 +1,115 @@
+//! From the words of the command line to what clap reads: `--train_data` is `--train-data`, and `--config FILE` puts a
+//! file's settings before the flags, so that flags win.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+
+/// The words of the command line with underscores of long flags turned into dashes, and the content of `--config` files in front
+/// of the other flags of the command.
+pub fn words(raw: impl Iterator<Item = OsString>) -> anyhow::Result<Vec<OsString>> {
+    let mut words: Vec<OsString> = Vec::new();
+    let mut settings: Vec<OsString> = Vec::new();
+    let mut raw = raw.map(dashed);
+    let mut literal = false;
+    while let Some(word) = raw.next() {
+        literal |= word == "--";
+        let text = word.to_string_lossy().into_owned();
+        if literal || !(text == "--config" || text.starts_with("--config=")) {
+            words.push(word);
+            continue;
+        }
+        let path = match text.split_once('=') {
+            Some((_, path)) => path.to_owned().into(),
+            None => raw
+                .next()
+                .context("--config needs a file: TOML as in a run's config.toml")?,
+        };
+        settings.extend(flags_of(Path::new(&path))?);
+    }
+    // Behind the names of program and command, before their flags.
+    let at = words
+        .iter()
+        .skip(1)
+        .position(|w| w.to_string_lossy().starts_with('-'))
+        .map_or(words.len(), |i| i + 1);
+    words.splice(at..at, settings);
+    Ok(words)
+}
+
+fn dashed(word: OsString) -> OsString {
+    let Some(text) = word.to_str().filter(|t| t.starts_with("--")) else {
+        return word;
+    };
+    let (name, value) = text.split_once('=').map_or((text, None), |(n, v)| (n, Some(v)));
+    let name = name.replace('_', "-");
+    value.map_or(name.clone(), |v| format!("{name}={v}")).into()
+}
+
+fn flags_of(path: &Path) -> anyhow::Result<Vec<OsString>> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("{}: cannot read it", path.display()))?;
+    let table: toml::Table = text
+        .parse()
+        .with_context(|| format!("{}: expected TOML as in a run's config.toml", path.display()))?;
+    let mut words = Vec::new();
+    for (key, value) in table {
+        // An environment variable stands above a file, a flag above both.
+        if std::env::var_os(format!("TERCIO_{}", key.to_uppercase())).is_some() {
+            continue;
+        }
+        let flag = format!("--{}", key.replace('_', "-"));
+        match value {
+            toml::Value::Boolean(true) => words.push(flag.into()),
+            toml::Value::Boolean(false) => {}
+            toml::Value::String(s) => words.push(format!("{flag}={s}").into()),
+            toml::Value::Integer(n) => words.push(format!("{flag}={n}").into()),
+            toml::Value::Float(x) => words.push(format!("{flag}={x}").into()),
+            other => bail!(
+                "{}: `{key}`: expected a text, a number or true or false, found {other}",
+                path.display()
+            ),
+        }
+    }
+    Ok(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn underscores_and_files() {
+        let file = std::env::temp_dir().join(format!("tercio-args-{}.toml", std::process::id()));
+        std::fs::write(
+            &file,
+            "lr = 0.001\nno_title = true\nfixed_lr = false\nname = \"a_b\"\n",
+        )
+        .unwrap();
+        let raw = [
+            "tercio",
+            "train",
+            "reader",
+            "--config",
+            file.to_str().unwrap(),
+            "--train_data=a_b.json",
+            "--lr",
+            "1_0",
+        ];
+        let got = words(raw.into_iter().map(OsString::from)).unwrap();
+        let want = [
+            "tercio",
+            "train",
+            "reader",
+            "--lr=0.001",
+            "--no-title",
+            "--name=a_b",
+            "--train-data=a_b.json",
+            "--lr",
+            "1_0",
+        ];
+        assert_eq!(got, want.map(OsString::from));
+        std::fs::remove_file(file).unwrap();
+    }
+}

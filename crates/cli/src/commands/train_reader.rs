@@ -1,0 +1,88 @@
+//! `tercio train reader`: trains a Fusion-in-Decoder reader, or goes on with the run of this name.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use tercio_engine::{Cpu, Device};
+use tercio_train::options::ReaderOptions;
+use tercio_train::run::{EXIT_SAVED_NOT_REQUEUED, Signals, Verbosity, init_logging};
+use tercio_train::trainer::{LoopOptions, RunOutcome};
+use tercio_train::{TrainError, setup, trainer};
+
+/// Flags of `tercio train reader`.
+#[derive(Args)]
+pub struct TrainReader {
+    #[command(flatten)]
+    options: ReaderOptions,
+    /// Print the outcome as one line of JSON on stdout
+    #[arg(long)]
+    json: bool,
+    /// Warnings and errors only
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl TrainReader {
+    /// Trains.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let options = self.options;
+        options.check().map_err(TrainError::Options)?;
+        let device = Cpu::new(threads(options.run.threads))?;
+        let folder = setup::open_folder(&options)?;
+        init_logging(
+            Some(&folder.dir),
+            if self.quiet {
+                Verbosity::Quiet
+            } else {
+                Verbosity::Normal
+            },
+        )?;
+        for note in options.notes() {
+            tracing::info!("{note}");
+        }
+        let signals = Signals::install()?;
+        let mut run = device.run(|| setup::open_reader(&options, &folder, &device))?;
+        let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, !self.quiet)?;
+        let outcome = trainer::train(
+            &device,
+            &run.objective,
+            &settings,
+            &folder,
+            &mut run.state,
+            run.counters.take(),
+            Some(&signals),
+        )?;
+        if self.json {
+            println!("{}", json(&outcome));
+        }
+        Ok(match outcome.stopped {
+            None => ExitCode::SUCCESS,
+            Some(reason) if reason.is_preemption() => ExitCode::from(EXIT_SAVED_NOT_REQUEUED as u8),
+            Some(_) => ExitCode::from(tercio_train::run::signals::EXIT_INTERRUPTED as u8),
+        })
+    }
+}
+
+/// The number of threads to use for a flag's value: 0 is all cores.
+pub fn threads(flag: usize) -> usize {
+    if flag > 0 {
+        flag
+    } else {
+        std::thread::available_parallelism().map_or(1, |n| n.get())
+    }
+}
+
+fn json(o: &RunOutcome) -> serde_json::Value {
+    let figures: serde_json::Map<_, _> = o
+        .figures
+        .iter()
+        .map(|(n, v)| (n.to_string(), (*v).into()))
+        .collect();
+    serde_json::json!({
+        "step": o.step,
+        "stopped": o.stopped.map(|r| r.name()),
+        "best": o.best,
+        "evaluation": figures,
+        "checkpoint": o.checkpoint,
+    })
+}

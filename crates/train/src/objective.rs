@@ -1,0 +1,70 @@
+//! What the training loop needs to know of a task: how an update's examples become shards, a shard's loss and
+//! gradient, and a measure to choose the best checkpoint by. One objective, one file below `objectives`.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use tercio_data::shuffle::UpdateExamples;
+use tercio_engine::{Arena, Device, Draw, Layout};
+
+use crate::error::TrainError;
+
+/// What a shard added to its update.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ShardOutcome {
+    /// Its part of the update's loss.
+    pub loss: f64,
+}
+
+/// How large a shard is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardSize {
+    /// Tokens that are computed.
+    pub tokens: u64,
+    /// Tokens that a padded system would compute.
+    pub padded_tokens: u64,
+    /// What the update's loss is a mean over: target tokens, questions.
+    pub count: u64,
+    /// Inputs that lost their end to a length limit.
+    pub truncated: u64,
+}
+
+/// The outcome of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Greater is better; the best checkpoint has the greatest.
+    pub score: f64,
+    /// All figures, for the logs, by name.
+    pub figures: Vec<(&'static str, f64)>,
+}
+
+/// A task to train for.
+pub trait Objective<D: Device>: Sync {
+    /// One micro-batch, encoded.
+    type Shard: Send + Sync;
+
+    /// The model's parameters.
+    fn layout(&self) -> &Layout;
+    /// Number of training examples.
+    fn examples(&self) -> usize;
+    /// Encodes an update's examples and cuts them into shards of `micro` examples.
+    fn shards(&self, update: &UpdateExamples, micro: usize) -> Result<Vec<Self::Shard>, TrainError>;
+    /// Size of a shard.
+    fn size(&self, shard: &Self::Shard) -> ShardSize;
+    /// Adds the shard's gradient of `weight` times its summed loss to `gradients`.
+    fn gradient(
+        &self,
+        device: &D,
+        parameters: &Arena<D>,
+        shard: &Self::Shard,
+        draw: Draw,
+        weight: f64,
+        gradients: &mut Arena<D>,
+    ) -> ShardOutcome;
+    /// Measures the parameters on held-out data; `None` where there is none.
+    fn evaluate(&self, device: &D, parameters: &Arena<D>) -> Result<Option<Evaluation>, TrainError>;
+    /// Writes the model, ready for use, into a folder.
+    fn save(&self, device: &D, parameters: &Arena<D>, folder: &Path) -> Result<(), TrainError>;
+    /// What the data is, for the checkpoint: fingerprints that must be the same when the run goes on.
+    fn fingerprint(&self) -> Map<String, Value>;
+}

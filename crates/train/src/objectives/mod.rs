@@ -1,0 +1,3 @@
+//! The tasks that models are trained for, one a file.
+
+pub mod reader;

@@ -1,0 +1,279 @@
+//! From a reader's settings to a run that is ready: folder, lease, configuration, model (from the newest checkpoint, or
+//! where the settings say), tokenizer and data.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Map;
+use tercio_data::{Questions, ReaderEncoding, Tokenizer};
+use tercio_engine::{Arena, Device};
+use tercio_models::folder::ModelFolder;
+use tercio_models::t5::{Initialization, LoadedT5, T5Config};
+
+use crate::error::TrainError;
+use crate::objectives::reader::ReaderObjective;
+use crate::options::{Init, MAY_CHANGE, ReaderModelOptions, ReaderOptions};
+use crate::run::{self, CheckpointStore, FoundCheckpoint, Lease, config};
+use crate::state::{Counters, StoredState, load_moments};
+use crate::step::TrainState;
+use crate::trainer::RunFolder;
+
+/// A reader's run, ready to train.
+pub struct ReaderRun<D: Device> {
+    /// Data, model and measure.
+    pub objective: ReaderObjective,
+    /// Parameters and moments.
+    pub state: TrainState<D>,
+    /// The counters of the checkpoint that the run goes on from; `None` at step 0.
+    pub counters: Option<Counters>,
+}
+
+/// The folder of a run.
+pub fn run_dir(options: &ReaderOptions) -> PathBuf {
+    options.run.checkpoint_dir.join(&options.run.name)
+}
+
+/// The settings as they are stored in `config.toml`, batch sizes translated.
+pub fn config_table(options: &ReaderOptions) -> Result<toml::Table, TrainError> {
+    let plan = options.data.batch_plan().map_err(TrainError::Options)?;
+    let mut options = options.clone();
+    options.data.global_batch_size = plan.global;
+    options.data.micro_batch_size = plan.micro;
+    options.data.bit_groups = plan.groups;
+    toml::Table::try_from(&options)
+        .map_err(|e| TrainError::Options(format!("the settings have no form in TOML: {e}")))
+}
+
+/// Opens the run folder: takes the lease, compares the configuration with the stored one, or stores it.
+/// With `--new-run` a folder that holds another run is moved aside first.
+pub fn open_folder(options: &ReaderOptions) -> Result<RunFolder, TrainError> {
+    let dir = run_dir(options);
+    let wanted = config_table(options)?;
+    if options.run.new_run && dir.join("config.toml").exists() {
+        let aside = move_aside(&dir)?;
+        tracing::warn!("the earlier run of this name is now {}", aside.display());
+    }
+    let lease = Lease::acquire(&dir)?;
+    match config::read_config(&dir)? {
+        Some(stored) => config::check(&dir, &stored, &wanted, MAY_CHANGE)?,
+        None => config::write_config(&dir, &wanted)?,
+    }
+    let store = CheckpointStore::open(&dir)?;
+    store.remove_stale(&lease)?;
+    Ok(RunFolder { dir, lease, store })
+}
+
+fn move_aside(dir: &Path) -> Result<PathBuf, TrainError> {
+    // Nobody may be at work in it.
+    drop(Lease::acquire(dir)?);
+    let name = dir
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let free = (1u32..)
+        .map(|i| dir.with_file_name(format!("{name}.before-{i}")))
+        .find(|p| !p.exists())
+        .expect("some number is free");
+    std::fs::rename(dir, &free).map_err(|e| run::RunError::from_io("move aside", dir, None, e))?;
+    Ok(free)
+}
+
+/// Opens data and model of a run. From the newest complete checkpoint of `folder` where there is one (whatever
+/// `--model_path` says), else as the settings say, at step 0.
+pub fn open_reader<D: Device>(
+    options: &ReaderOptions,
+    folder: &RunFolder,
+    device: &D,
+) -> Result<ReaderRun<D>, TrainError> {
+    let found = folder.store.latest_complete()?;
+    let (mut loaded, tokenizer) = match &found {
+        Some(checkpoint) => {
+            checkpoint.verify_full()?;
+            let path = &checkpoint.path;
+            let model = ModelFolder::open(&path.to_string_lossy())?;
+            (LoadedT5::open(&model, device)?, Tokenizer::load(path)?)
+        }
+        None => initial_model(&options.model, options.run.seed, device)?,
+    };
+    if let Some(p) = options.optim.dropout {
+        loaded.model.config.dropout_rate = p;
+    }
+    let (vocabulary, ids) = (loaded.model.config.vocab_size, tokenizer.vocab_size());
+    if ids > vocabulary {
+        return Err(TrainError::Vocabulary {
+            tokenizer: ids,
+            model: vocabulary,
+        });
+    }
+    let cache = folder.dir.join("data");
+    let path = options
+        .data
+        .train_data
+        .as_ref()
+        .expect("checked with the settings");
+    let train = Questions::open(path, &cache)?;
+    let eval = options
+        .data
+        .eval_data
+        .as_ref()
+        .map(|p| Questions::open(p, &cache))
+        .transpose()?;
+    let used = match options.data.maxload {
+        n if n >= 0 => train.len().min(n as usize),
+        _ => train.len(),
+    };
+    let plan = options.data.batch_plan().map_err(TrainError::Options)?;
+    let LoadedT5 {
+        model,
+        parameters,
+        json,
+    } = loaded;
+    let objective = ReaderObjective {
+        model,
+        json,
+        tokenizer,
+        encoding: encoding(&options.model),
+        train,
+        used,
+        eval,
+        seed: options.run.seed,
+        recompute: options.model.recompute,
+        generation_max_length: options.model.generation_max_length,
+        eval_batch: plan.micro,
+        eval_print_freq: options.data.eval_print_freq,
+    };
+    match found {
+        Some(checkpoint) => go_on(device, objective, parameters, &checkpoint),
+        None => {
+            let zeros = || Arena::zeros(device, objective.model.layout());
+            let state = TrainState {
+                step: 0,
+                parameters,
+                first: zeros(),
+                second: zeros(),
+            };
+            Ok(ReaderRun {
+                objective,
+                state,
+                counters: None,
+            })
+        }
+    }
+}
+
+fn go_on<D: Device>(
+    device: &D,
+    objective: ReaderObjective,
+    parameters: Arena<D>,
+    checkpoint: &FoundCheckpoint,
+) -> Result<ReaderRun<D>, TrainError> {
+    let path = checkpoint.path.display();
+    let stored: StoredState = serde_json::from_value(checkpoint.manifest.state.clone())
+        .map_err(|e| TrainError::Options(format!("{path}: training.json: {e}")))?;
+    let now = crate::objective::Objective::<D>::fingerprint(&objective);
+    if stored.data != now {
+        let show = |m: &Map<_, _>| serde_json::to_string(m).unwrap_or_default();
+        return Err(TrainError::Options(format!(
+            "the training data is not that of the checkpoint {path}: it was {}, now it is {}; give the same file, or \
+             --new-run to start over",
+            show(&stored.data),
+            show(&now)
+        )));
+    }
+    if stored.arithmetic != device.arithmetic() {
+        tracing::warn!(
+            "the checkpoint was computed with {}, this device computes with {}: the run goes on with the same mathematics, \
+             but not with the same bits",
+            stored.arithmetic,
+            device.arithmetic()
+        );
+    }
+    let (first, second) = load_moments(device, objective.model.layout(), &checkpoint.path)?;
+    tracing::info!("going on from {path}: {} updates are done", checkpoint.step);
+    let state = TrainState {
+        step: checkpoint.step,
+        parameters,
+        first,
+        second,
+    };
+    Ok(ReaderRun {
+        objective,
+        state,
+        counters: Some(stored.counters),
+    })
+}
+
+/// How a reader's inputs are made, from its flags.
+pub fn encoding(o: &ReaderModelOptions) -> ReaderEncoding {
+    ReaderEncoding {
+        text_maxlength: o.text_maxlength,
+        answer_maxlength: usize::try_from(o.answer_maxlength).ok().filter(|&n| n > 0),
+        n_context: o.n_context,
+        no_title: o.no_title,
+        passage_eos: o.passage_eos,
+    }
+}
+
+fn initial_model<D: Device>(
+    o: &ReaderModelOptions,
+    seed: u64,
+    device: &D,
+) -> Result<(LoadedT5<D>, Tokenizer), TrainError> {
+    let tokenizer_of = |folder: Option<&Path>| -> Result<Tokenizer, TrainError> {
+        let folder = o.tokenizer.as_deref().or(folder).ok_or_else(|| {
+            TrainError::Options(
+                "--init random needs --tokenizer: the folder of a tokenizer.json or spiece.model".into(),
+            )
+        })?;
+        Ok(Tokenizer::load(folder)?)
+    };
+    if o.init == Init::Random {
+        if o.model_path != "none" {
+            return Err(TrainError::Options(
+                "--init random and --model_path exclude each other".into(),
+            ));
+        }
+        let (config, folder) = match &o.model_config {
+            Some(path) => (read_config(path)?, path.parent()),
+            None => (of_size(&o.model_size)?, None),
+        };
+        // The shape's own folder serves as the tokenizer's where it holds one.
+        let own = folder.filter(|f| f.join("tokenizer.json").is_file() || f.join("spiece.model").is_file());
+        let tokenizer = tokenizer_of(own)?;
+        return Ok((
+            LoadedT5::random(config, Initialization { seed }, device),
+            tokenizer,
+        ));
+    }
+    if o.model_config.is_some() {
+        return Err(TrainError::Options(
+            "--model_config gives a shape for --init random".into(),
+        ));
+    }
+    let name = match o.model_path.as_str() {
+        "none" => {
+            of_size(&o.model_size)?;
+            format!("t5-{}", o.model_size)
+        }
+        path => path.to_owned(),
+    };
+    let folder = ModelFolder::open(&name)?;
+    let tokenizer = tokenizer_of(Some(folder.path()))?;
+    Ok((LoadedT5::open(&folder, device)?, tokenizer))
+}
+
+fn of_size(size: &str) -> Result<T5Config, TrainError> {
+    T5Config::of_size(size).ok_or_else(|| {
+        TrainError::Options(format!(
+            "--model_size {size}: expected small, base, large, 3b or 11b"
+        ))
+    })
+}
+
+/// Reads a `config.json` that gives a shape.
+pub fn read_config(path: &Path) -> Result<T5Config, TrainError> {
+    let wrong = |what: String| TrainError::Options(format!("{}: {what}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|e| wrong(format!("cannot read it: {e}")))?;
+    let json: Map<_, _> =
+        serde_json::from_str(&text).map_err(|e| wrong(format!("expected a JSON object: {e}")))?;
+    T5Config::from_json(&json).map_err(|e| wrong(e.to_string()))
+}
