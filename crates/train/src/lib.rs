@@ -1,6 +1,7 @@
 //! The training loop, objectives, schedules, checkpoints and logs.
 
 pub mod accumulate;
+pub mod bench;
 pub mod error;
 pub mod objective;
 pub mod objectives;
@@ -8,6 +9,7 @@ pub mod options;
 pub mod predict;
 pub mod run;
 pub mod schedule;
+pub mod scratch;
 pub mod setup;
 pub mod state;
 pub mod step;

@@ -33,6 +33,8 @@ pub struct Predictor<'a, D: Device> {
     pub encoding: ReaderEncoding,
     /// Tokens of an answer at most, the start token counted.
     pub max_length: usize,
+    /// Tokens of an answer at least, the start token counted; 0: no such limit.
+    pub min_length: usize,
     /// Questions at a time.
     pub batch: usize,
     /// Whether passages are scored.
@@ -76,16 +78,20 @@ impl<D: Device> Predictor<'_, D> {
             .par_iter()
             .map(|q| self.encoding.encode_for_answering(q, self.tokenizer))
             .collect::<Result<_, _>>()?;
-        let batch = PackedReaderBatch::new(&encoded)?;
+        self.answer_batch(&PackedReaderBatch::new(&encoded)?)
+    }
+
+    /// Answers questions that are encoded already; call it within the device's pool ([`Device::run`]).
+    pub fn answer_batch(&self, batch: &PackedReaderBatch) -> Result<Vec<Prediction>, TrainError> {
         let spans = Span::from_offsets(&batch.offsets);
         let mut tape = Tape::inference(self.device, self.parameters);
         let states = self.model.encode(&mut tape, &batch.ids, &spans, false);
         let positions = self.model.needs_key_positions();
         let request = GenerationRequest {
-            keys: &question_spans(&batch),
-            key_positions: positions.then(|| padded_positions(&batch, self.encoding.text_maxlength)),
+            keys: &question_spans(batch),
+            key_positions: positions.then(|| padded_positions(batch, self.encoding.text_maxlength)),
             max_length: self.max_length,
-            min_length: 0,
+            min_length: self.min_length,
             scores: self.scores,
         };
         let generation = self.model.generate(&mut tape, self.parameters, &states, &request);
@@ -106,7 +112,7 @@ impl<D: Device> Predictor<'_, D> {
                 .map(of_question)
                 .collect::<Vec<_>>()
         });
-        let mut predictions = Vec::with_capacity(questions.len());
+        let mut predictions = Vec::with_capacity(batch.questions());
         for (i, tokens) in generation.tokens.into_iter().enumerate() {
             let answer = self.tokenizer.decode(&tokens)?;
             let scores = passage_scores.as_ref().map(|s| s[i].clone());

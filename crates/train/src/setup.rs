@@ -261,10 +261,11 @@ fn initial_model<D: Device>(
     Ok((LoadedT5::open(&folder, device)?, tokenizer))
 }
 
-fn of_size(size: &str) -> Result<T5Config, TrainError> {
+/// The published shape of a size.
+pub fn of_size(size: &str) -> Result<T5Config, TrainError> {
     T5Config::of_size(size).ok_or_else(|| {
         TrainError::Options(format!(
-            "--model_size {size}: expected small, base, large, 3b or 11b"
+            "model size {size}: expected small, base, large, 3b or 11b"
         ))
     })
 }

@@ -1,5 +1,7 @@
 //! The commands, one a file; data goes to stdout, talk to stderr; exit code 2 for usage, 1 for failure.
 
+mod bench_reader;
+mod common;
 mod train_reader;
 
 use std::process::ExitCode;
@@ -26,12 +28,21 @@ enum Command {
     /// Train a model
     #[command(subcommand)]
     Train(Train),
+    /// Measure speed and memory
+    #[command(subcommand)]
+    Bench(Bench),
 }
 
 #[derive(Subcommand)]
 enum Train {
     /// A Fusion-in-Decoder reader (T5)
     Reader(train_reader::TrainReader),
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// A Fusion-in-Decoder reader of random weights: training steps, or answering
+    Reader(bench_reader::BenchReader),
 }
 
 /// Runs the command of this process.
@@ -42,6 +53,7 @@ pub fn run() -> ExitCode {
     };
     let result = match Cli::parse_from(words).command {
         Command::Train(Train::Reader(c)) => c.run(),
+        Command::Bench(Bench::Reader(c)) => c.run(),
     };
     match result {
         Ok(code) => code,

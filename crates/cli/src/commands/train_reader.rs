@@ -9,6 +9,8 @@ use tercio_train::run::{EXIT_SAVED_NOT_REQUEUED, Signals, Verbosity, init_loggin
 use tercio_train::trainer::{LoopOptions, RunOutcome};
 use tercio_train::{TrainError, setup, trainer};
 
+use super::common;
+
 /// Flags of `tercio train reader`.
 #[derive(Args)]
 pub struct TrainReader {
@@ -27,7 +29,7 @@ impl TrainReader {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let options = self.options;
         options.check().map_err(TrainError::Options)?;
-        let device = Cpu::new(threads(options.run.threads))?;
+        let device = Cpu::new(common::threads(options.run.threads)?)?;
         let folder = setup::open_folder(&options)?;
         init_logging(
             Some(&folder.dir),
@@ -60,15 +62,6 @@ impl TrainReader {
             Some(reason) if reason.is_preemption() => ExitCode::from(EXIT_SAVED_NOT_REQUEUED as u8),
             Some(_) => ExitCode::from(tercio_train::run::signals::EXIT_INTERRUPTED as u8),
         })
-    }
-}
-
-/// The number of threads to use for a flag's value: 0 is all cores.
-pub fn threads(flag: usize) -> usize {
-    if flag > 0 {
-        flag
-    } else {
-        std::thread::available_parallelism().map_or(1, |n| n.get())
     }
 }
 

@@ -52,6 +52,7 @@ impl ReaderObjective {
             tokenizer: &self.tokenizer,
             encoding: self.encoding,
             max_length: self.generation_max_length,
+            min_length: 0,
             batch: self.eval_batch,
             scores: false,
             print_freq: self.eval_print_freq,

@@ -6,12 +6,12 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::error::{Context, RunError};
@@ -39,30 +39,47 @@ impl Verbosity {
     }
 }
 
+/// Lines said before the run folder is known are kept for its log, so many bytes of them.
+const EARLY_LIMIT: usize = 64 << 10;
+
+/// Where the lines of `run.log` go.
+enum RunLog {
+    /// The folder is not known yet; the lines so far.
+    Early(Vec<u8>),
+    Open(File),
+}
+
+static RUN_LOG: Mutex<RunLog> = Mutex::new(RunLog::Early(Vec::new()));
+
+fn run_log() -> MutexGuard<'static, RunLog> {
+    RUN_LOG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl RunLog {
+    fn line(&mut self, line: &[u8]) {
+        match self {
+            Self::Early(lines) if lines.len() + line.len() <= EARLY_LIMIT => lines.extend(line),
+            Self::Early(_) => {}
+            // A log that cannot be written must not end a run; the other sink has the line.
+            Self::Open(file) => drop(file.write_all(line)),
+        }
+    }
+}
+
 /// Sends the events of this process to stderr and, where a run folder is given (rank 0), to the end of `run.log` there.
+/// A folder that is known later only is named to [`log_to`].
 ///
 /// A line reads `[MM/DD/YYYY HH:MM:SS] LEVEL message`, in UTC.
 ///
 /// # Errors
 /// When `run.log` cannot be opened, or the process has set a subscriber already.
 pub fn init_logging(run_dir: Option<&Path>, verbosity: Verbosity) -> Result<(), RunError> {
-    let file = match run_dir {
-        Some(dir) => {
-            std::fs::create_dir_all(dir).context("create the folder", dir)?;
-            let path = dir.join("run.log");
-            Some(Arc::new(
-                File::options()
-                    .create(true)
-                    .append(true)
-                    .open(&path)
-                    .context("open", &path)?,
-            ))
-        }
-        None => None,
-    };
+    if let Some(dir) = run_dir {
+        log_to(dir)?;
+    }
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(verbosity.level())
-        .with_writer(Sinks { file, stderr: true })
+        .with_writer(|| Sink)
         .with_ansi(false)
         .event_format(Line)
         .finish();
@@ -72,30 +89,43 @@ pub fn init_logging(run_dir: Option<&Path>, verbosity: Verbosity) -> Result<(), 
     })
 }
 
-/// Writes each line to stderr, above the progress bar, and to the file.
-#[derive(Clone)]
-struct Sinks {
-    file: Option<Arc<File>>,
-    stderr: bool,
-}
-
-impl<'a> MakeWriter<'a> for Sinks {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
+/// Sends what was said so far, and all that follows, to the end of `run.log` in a run's folder as well.
+///
+/// # Errors
+/// When `run.log` cannot be opened.
+pub fn log_to(run_dir: &Path) -> Result<(), RunError> {
+    std::fs::create_dir_all(run_dir).context("create the folder", run_dir)?;
+    let path = run_dir.join("run.log");
+    let mut file = File::options()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .context("open", &path)?;
+    let mut log = run_log();
+    if let RunLog::Early(lines) = &*log {
+        let _ = file.write_all(lines);
     }
+    *log = RunLog::Open(file);
+    Ok(())
 }
 
-impl Write for Sinks {
+/// Writes the error that ends a run into its `run.log`; stderr is left to the program.
+pub fn note_failure(message: &str) {
+    run_log().line(format!("{}ERROR {message}\n", time_stamp()).as_bytes());
+}
+
+fn time_stamp() -> String {
+    let (year, month, day, hour, minute, second) = files::utc(files::unix_time() as u64);
+    format!("[{month:02}/{day:02}/{year:04} {hour:02}:{minute:02}:{second:02}] ")
+}
+
+/// Writes each line to stderr, above the progress bar, and to the run's log.
+struct Sink;
+
+impl Write for Sink {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self.stderr {
-            progress::print_above(line);
-        }
-        if let Some(file) = &self.file {
-            // A log that cannot be written must not end a run; the other sink has the line.
-            let _ = file.as_ref().write_all(line);
-        }
+        progress::print_above(line);
+        run_log().line(line);
         Ok(line.len())
     }
 
@@ -117,12 +147,7 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let (year, month, day, hour, minute, second) = files::utc(files::unix_time() as u64);
-        write!(
-            writer,
-            "[{month:02}/{day:02}/{year:04} {hour:02}:{minute:02}:{second:02}] "
-        )?;
-        write!(writer, "{} ", event.metadata().level())?;
+        write!(writer, "{}{} ", time_stamp(), event.metadata().level())?;
         let mut fields = Fields::default();
         event.record(&mut fields);
         writeln!(writer, "{}{}", fields.message, fields.others)
@@ -159,28 +184,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_date_level_message_and_fields() {
+    fn a_line_has_date_level_message_and_fields_and_early_ones_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.log");
         std::fs::write(&path, "earlier\n").unwrap();
-        let file = File::options().append(true).open(&path).unwrap();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(Verbosity::Normal.level())
-            .with_writer(Sinks {
-                file: Some(Arc::new(file)),
-                stderr: false,
-            })
+            .with_writer(|| Sink)
             .with_ansi(false)
             .event_format(Line)
             .finish();
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(step = 3, name = "a", "saved {}", "step-3");
+            log_to(dir.path()).unwrap();
             tracing::debug!("not said");
             tracing::warn!("careful");
         });
+        note_failure("the end");
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines.len(), 3, "{text}");
+        assert_eq!(lines.len(), 4, "{text}");
         assert_eq!(lines[0], "earlier");
         let date = |line: &str| {
             line[..22]
@@ -191,5 +214,6 @@ mod tests {
         assert_eq!(date(lines[1]), "[00/00/0000 00:00:00] ");
         assert_eq!(&lines[1][22..], "INFO saved step-3 step=3 name=a");
         assert_eq!(&lines[2][22..], "WARN careful");
+        assert_eq!(&lines[3][22..], "ERROR the end");
     }
 }

@@ -13,6 +13,12 @@ pub fn peak_resident() -> Option<u64> {
     field(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
+/// Forgets the peak so far, so that [`peak_resident`] tells the peak from now on; `false` where the system does not let us.
+pub fn reset_peak() -> bool {
+    // Source: the kernel's Documentation/filesystems/proc.rst, `clear_refs`.
+    fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
 /// Bytes that this process can still take: what the machine has to give, or less where a cgroup (Slurm, a container) sets a
 /// limit. Caches that the kernel would give up count as free.
 pub fn available() -> Option<u64> {

@@ -25,9 +25,10 @@ pub mod tensorboard;
 
 pub use checkpoint::{CheckpointStore, CheckpointWriter, Committed, FoundCheckpoint};
 pub use error::RunError;
+pub(crate) use files::random_hex;
 pub use files::write_atomic;
 pub use lease::Lease;
-pub use log::{Verbosity, init_logging};
+pub use log::{Verbosity, init_logging, log_to, note_failure};
 pub use manifest::{FileEntry, MANIFEST_NAME, Manifest};
 pub use metrics::MetricsWriter;
 pub use progress::Progress;

@@ -1,0 +1,28 @@
+//! What several commands share: checks of flags, and stdout whose reader may have gone.
+
+use tercio_train::TrainError;
+
+/// Threads that are believed to be meant.
+const MOST_THREADS: usize = 1024;
+
+/// The number of threads to use for a flag's value: 0 is all cores.
+///
+/// # Errors
+/// A number beyond any machine.
+pub fn threads(flag: usize) -> Result<usize, TrainError> {
+    match flag {
+        0 => Ok(std::thread::available_parallelism().map_or(1, |n| n.get())),
+        n if n <= MOST_THREADS => Ok(n),
+        n => Err(TrainError::Options(format!(
+            "--threads {n}: expected 0 (all cores) to {MOST_THREADS}"
+        ))),
+    }
+}
+
+/// Refuses a flag of 0.
+pub fn at_least_one(flags: &[(&str, usize)]) -> Result<(), TrainError> {
+    match flags.iter().find(|(_, value)| *value == 0) {
+        Some((flag, _)) => Err(TrainError::Options(format!("--{flag} must be at least 1, is 0"))),
+        None => Ok(()),
+    }
+}
