@@ -255,8 +255,13 @@ impl<D: Device> Objective<D> for Encoded {
         self.reader
             .gradient(device, parameters, shard, draw, weight, gradients)
     }
-    fn evaluate(&self, device: &D, parameters: &Arena<D>) -> Result<Option<Evaluation>, TrainError> {
-        self.reader.evaluate(device, parameters)
+    fn evaluate(
+        &self,
+        device: &D,
+        parameters: &Arena<D>,
+        interrupted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Option<Evaluation>, TrainError> {
+        self.reader.evaluate(device, parameters, interrupted)
     }
     fn save(&self, device: &D, parameters: &Arena<D>, folder: &Path) -> Result<(), TrainError> {
         self.reader.save(device, parameters, folder)

@@ -30,8 +30,9 @@ pub enum TrainError {
     Cpu(#[from] CpuError),
     /// A loss or gradient that is no number.
     #[error(
-        "update {update}: the {what} is not finite; nothing was changed after update {update}, and the last checkpoint \
-         stands. Rows of the batch: {rows:?}. A lower --lr, a longer --warmup_steps or --clip 1 mostly help"
+        "update {update}: the {what} is not finite; the update was not applied, and the last checkpoint stands. \
+         Rows of the batch: {}. A lower --lr, a longer --warmup_steps or --clip 1 mostly help",
+        some_rows(rows)
     )]
     NotFinite {
         /// The update, from 1.
@@ -41,6 +42,18 @@ pub enum TrainError {
         /// Rows of the training file (from 0) in the update.
         rows: Vec<usize>,
     },
+    /// Parameters that are no numbers, found when they were to be saved.
+    #[error(
+        "the parameters after update {update} are not finite; they were not saved, and the last checkpoint stands. \
+         A lower --lr, a longer --warmup_steps or --clip 1 mostly help"
+    )]
+    NotFiniteParameters {
+        /// The update, from 1.
+        update: u64,
+    },
+    /// A signal came during an evaluation; the training loop saves and ends.
+    #[error("the evaluation was interrupted")]
+    Interrupted,
     /// A tokenizer that does not fit the model.
     #[error(
         "the tokenizer has {tokenizer} ids, the model's vocabulary only {model}; use the tokenizer of the model"
@@ -59,4 +72,29 @@ pub enum TrainError {
         /// The system's reason.
         source: std::io::Error,
     },
+}
+
+fn some_rows(rows: &[usize]) -> String {
+    const SHOWN: usize = 32;
+    let list: Vec<String> = rows.iter().take(SHOWN).map(usize::to_string).collect();
+    let rest = rows.len().saturating_sub(SHOWN);
+    let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+    list.join(", ") + &more
+}
+
+impl TrainError {
+    /// Turns a failed write in a checkpoint's folder into the error of a full disk, where that is the cause.
+    pub(crate) fn or_disk_full(self, needed: u64) -> Self {
+        let (path, source) = match &self {
+            TrainError::Weights(WeightsError::Io { path, source, .. })
+            | TrainError::Model(T5Error::Weights(WeightsError::Io { path, source, .. })) => (path, source),
+            TrainError::Data(DataError::Io { path, source, .. }) => (path, source),
+            _ => return self,
+        };
+        let full = std::io::Error::from(source.kind());
+        match RunError::from_io("write", path, Some(needed), full) {
+            error @ RunError::DiskFull { .. } => TrainError::Run(error),
+            _ => self,
+        }
+    }
 }

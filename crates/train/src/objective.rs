@@ -25,7 +25,9 @@ pub struct ShardSize {
     pub padded_tokens: u64,
     /// What the update's loss is a mean over: target tokens, questions.
     pub count: u64,
-    /// Inputs that lost their end to a length limit.
+    /// Inputs: passages of a reader.
+    pub inputs: u64,
+    /// Inputs as long as the length limit: those that lost their end to it, and the few that just fit.
     pub truncated: u64,
 }
 
@@ -62,7 +64,15 @@ pub trait Objective<D: Device>: Sync {
         gradients: &mut Arena<D>,
     ) -> ShardOutcome;
     /// Measures the parameters on held-out data; `None` where there is none.
-    fn evaluate(&self, device: &D, parameters: &Arena<D>) -> Result<Option<Evaluation>, TrainError>;
+    ///
+    /// # Errors
+    /// [`TrainError::Interrupted`] soon after `interrupted` says so.
+    fn evaluate(
+        &self,
+        device: &D,
+        parameters: &Arena<D>,
+        interrupted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Option<Evaluation>, TrainError>;
     /// Writes the model, ready for use, into a folder.
     fn save(&self, device: &D, parameters: &Arena<D>, folder: &Path) -> Result<(), TrainError>;
     /// What the data is, for the checkpoint: fingerprints that must be the same when the run goes on.

@@ -12,7 +12,7 @@ use tercio_models::t5::{Initialization, LoadedT5, T5Config};
 use crate::error::TrainError;
 use crate::objectives::reader::ReaderObjective;
 use crate::options::{Init, MAY_CHANGE, ReaderModelOptions, ReaderOptions};
-use crate::run::{self, CheckpointStore, FoundCheckpoint, Lease, config};
+use crate::run::{self, CheckpointStore, FoundCheckpoint, Lease, RunError, config, metrics};
 use crate::state::{Counters, StoredState, load_moments};
 use crate::step::TrainState;
 use crate::trainer::RunFolder;
@@ -44,7 +44,9 @@ pub fn config_table(options: &ReaderOptions) -> Result<toml::Table, TrainError> 
 }
 
 /// Opens the run folder: takes the lease, compares the configuration with the stored one, or stores it.
-/// With `--new-run` a folder that holds another run is moved aside first.
+/// With `--new-run` a folder that holds a run is moved aside first.
+///
+/// Where the folder's run has not logged a single update yet, nothing depends on its settings: the new ones replace them.
 pub fn open_folder(options: &ReaderOptions) -> Result<RunFolder, TrainError> {
     let dir = run_dir(options);
     let wanted = config_table(options)?;
@@ -53,13 +55,71 @@ pub fn open_folder(options: &ReaderOptions) -> Result<RunFolder, TrainError> {
         tracing::warn!("the earlier run of this name is now {}", aside.display());
     }
     let lease = Lease::acquire(&dir)?;
-    match config::read_config(&dir)? {
-        Some(stored) => config::check(&dir, &stored, &wanted, MAY_CHANGE)?,
-        None => config::write_config(&dir, &wanted)?,
-    }
     let store = CheckpointStore::open(&dir)?;
     store.remove_stale(&lease)?;
+    run::remove_temporary(&dir)?;
+    settle_config(&dir, Some(&store), &wanted)?;
+    if config::read_config(&dir)?.as_ref() != Some(&wanted) {
+        config::write_config(&dir, &wanted)?;
+    }
     Ok(RunFolder { dir, lease, store })
+}
+
+/// Refuses settings that the run in the folder cannot go on with, and says which of the others changed.
+fn settle_config(
+    dir: &Path,
+    store: Option<&CheckpointStore>,
+    wanted: &toml::Table,
+) -> Result<(), TrainError> {
+    let listing = store.map(CheckpointStore::list).transpose()?.unwrap_or_default();
+    let has_checkpoints = !(listing.complete.is_empty() && listing.incomplete.is_empty());
+    let Some(stored) = config::read_config(dir)? else {
+        if has_checkpoints {
+            return Err(RunError::Malformed {
+                path: dir.join("config.toml"),
+                problem: "expected the settings of the run whose checkpoints are in this folder, found no such file; \
+                          restore it, or start another run with --new-run or another --name"
+                    .into(),
+            }
+            .into());
+        }
+        return Ok(());
+    };
+    let has_begun = has_checkpoints
+        || (dir.join(metrics::METRICS_NAME).exists()
+            && !metrics::read_series(dir, None, "loss")?.is_empty());
+    if !has_begun {
+        return Ok(());
+    }
+    config::check(dir, &stored, wanted, MAY_CHANGE)?;
+    for d in config::compare(&stored, wanted, &[]) {
+        let show = |v: &Option<toml::Value>| v.as_ref().map_or("not set".to_owned(), |v| v.to_string());
+        let (key, before, now) = (&d.key, show(&d.stored), show(&d.wanted));
+        tracing::info!("--{key} was {before}, from here on it is {now}");
+        let is_linear = wanted.get("scheduler").and_then(|v| v.as_str()) == Some("linear");
+        if key == "total_steps" && is_linear && !wanted.contains_key("scheduler_steps") {
+            tracing::warn!(
+                "the linear schedule ends at --total_steps: it changes its slope here, and the run is not the one that a \
+                 start with {now} would have been; --scheduler_steps would keep the two apart"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The checkpoint that a run of these settings would go on from; looks only, and changes nothing in the run's folder.
+pub fn look_for_checkpoint(options: &ReaderOptions) -> Result<Option<FoundCheckpoint>, TrainError> {
+    let dir = run_dir(options);
+    if options.run.new_run || !dir.is_dir() {
+        return Ok(None);
+    }
+    // Opening a store creates its folder.
+    let store = match dir.join("checkpoint").is_dir() {
+        true => Some(CheckpointStore::open(&dir)?),
+        false => None,
+    };
+    settle_config(&dir, store.as_ref(), &config_table(options)?)?;
+    Ok(store.map(|s| s.latest_complete()).transpose()?.flatten())
 }
 
 fn move_aside(dir: &Path) -> Result<PathBuf, TrainError> {
@@ -84,7 +144,16 @@ pub fn open_reader<D: Device>(
     folder: &RunFolder,
     device: &D,
 ) -> Result<ReaderRun<D>, TrainError> {
-    let found = folder.store.latest_complete()?;
+    open_reader_from(options, folder.store.latest_complete()?, &folder.dir.join("data"), device)
+}
+
+/// As [`open_reader`], from the given checkpoint or else the start, with the data's index in the folder `cache`.
+pub fn open_reader_from<D: Device>(
+    options: &ReaderOptions,
+    found: Option<FoundCheckpoint>,
+    cache: &Path,
+    device: &D,
+) -> Result<ReaderRun<D>, TrainError> {
     let (mut loaded, tokenizer) = match &found {
         Some(checkpoint) => {
             checkpoint.verify_full()?;
@@ -104,18 +173,17 @@ pub fn open_reader<D: Device>(
             model: vocabulary,
         });
     }
-    let cache = folder.dir.join("data");
     let path = options
         .data
         .train_data
         .as_ref()
         .expect("checked with the settings");
-    let train = Questions::open(path, &cache)?;
+    let train = Questions::open(path, cache)?;
     let eval = options
         .data
         .eval_data
         .as_ref()
-        .map(|p| Questions::open(p, &cache))
+        .map(|p| Questions::open(p, cache))
         .transpose()?;
     let used = match options.data.maxload {
         n if n >= 0 => train.len().min(n as usize),
@@ -142,7 +210,16 @@ pub fn open_reader<D: Device>(
         eval_print_freq: options.data.eval_print_freq,
     };
     match found {
-        Some(checkpoint) => go_on(device, objective, parameters, &checkpoint),
+        Some(checkpoint) => {
+            let run = go_on(device, objective, parameters, &checkpoint)?;
+            if options.model.model_path != "none" {
+                tracing::info!(
+                    "--model_path {} was the start of this run: the weights are the checkpoint's",
+                    options.model.model_path
+                );
+            }
+            Ok(run)
+        }
         None => {
             let zeros = || Arena::zeros(device, objective.model.layout());
             let state = TrainState {

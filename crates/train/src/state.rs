@@ -35,8 +35,9 @@ pub struct Counters {
     pub loss_sum: f64,
     /// Updates since the last line of the log.
     pub loss_updates: u64,
-    /// Step of the last evaluation.
-    pub evaluated: u64,
+    /// Whether an evaluation of this step was interrupted: the run that goes on makes up for it.
+    #[serde(default)]
+    pub evaluation_due: bool,
 }
 
 /// The `state` of a checkpoint's manifest.
@@ -50,9 +51,9 @@ pub struct StoredState {
     pub arithmetic: String,
 }
 
-/// Bytes that a checkpoint of these parameters takes, about.
+/// Bytes that a checkpoint of these parameters takes at most: values and two moments, a tokenizer and headers.
 pub fn checkpoint_bytes(layout: &Layout) -> u64 {
-    layout.len() as u64 * 12 + (32 << 20)
+    layout.len() as u64 * 12 + (4 << 20)
 }
 
 /// Writes model and moments into a folder.

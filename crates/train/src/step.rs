@@ -78,6 +78,7 @@ impl<'a, D: Device, O: Objective<D>> Stepper<'a, D, O> {
             size.tokens += s.tokens;
             size.padded_tokens += s.padded_tokens;
             size.count += s.count;
+            size.inputs += s.inputs;
             size.truncated += s.truncated;
         }
         let weight = 1.0 / size.count.max(1) as f64;

@@ -11,7 +11,7 @@ use crate::error::TrainError;
 use crate::objective::Objective;
 use crate::options::{BatchPlan, LastBatch, OptimOptions, ReaderDataOptions};
 use crate::run::{
-    CheckpointStore, Lease, MetricsWriter, Progress, Signals, StopReason, TensorboardWriter, memory,
+    CheckpointStore, FoundCheckpoint, Lease, MetricsWriter, Progress, Signals, StopReason, TensorboardWriter, memory,
 };
 use crate::state::{self, Best, Counters, StoredState};
 use crate::step::{Stepper, TrainState, UpdateOutcome};
@@ -109,6 +109,7 @@ struct Loop<'a, D: Device, O> {
     metrics: MetricsWriter,
     tensorboard: TensorboardWriter,
     progress: Progress,
+    signals: Option<&'a Signals>,
     figures: Vec<(&'static str, f64)>,
     checkpoint: Option<PathBuf>,
     saved: Option<u64>,
@@ -136,21 +137,24 @@ pub fn train<D: Device, O: Objective<D>>(
         metrics: MetricsWriter::open(&folder.dir, state.step)?,
         tensorboard: TensorboardWriter::open(&folder.dir, resumed.then_some(state.step))?,
         progress: Progress::start(state.step, total, options.progress),
+        signals,
         figures: Vec::new(),
         checkpoint: None,
         saved: resumed.then_some(state.step),
     };
+    if resumed {
+        run.mend(state)?;
+    }
     if state.step >= total {
         tracing::info!(
             "update {} of {total} is done already: nothing is left to train",
             state.step
         );
-        return Ok(run.outcome(state.step, None));
     }
     let mut stepper = Stepper::new(device, objective, options.batch, &options.optim, options.seed);
     let mut stopped = None;
     let mut since_log = (Instant::now(), 0u64);
-    while state.step < total {
+    while state.step < total && !run.ends_early(state.step) {
         if let Some(reason) = signals.and_then(Signals::requested) {
             tracing::warn!("{}: saving after update {} and ending", reason.name(), state.step);
             stopped = Some(reason);
@@ -175,20 +179,17 @@ pub fn train<D: Device, O: Objective<D>>(
             save |= gained;
             since_log = (Instant::now(), 0);
         }
-        if options.early_stop > 0 && run.counters.without_gain >= options.early_stop {
-            tracing::info!(
-                "update {}: no better score in {} evaluations: ending early",
-                state.step,
-                run.counters.without_gain
-            );
-            break;
-        }
+        // A signal during the evaluation, an early stop: the end of the loop saves.
         if save {
             run.save(state)?;
         }
     }
     if run.saved != Some(state.step) && state.step > 0 {
         run.save(state)?;
+    }
+    if stopped.is_none() && run.counters.evaluation_due {
+        // The signal came in the evaluation of the last update: the run is not done without it.
+        stopped = signals.and_then(Signals::requested);
     }
     run.metrics.event(
         "end",
@@ -253,10 +254,52 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
         Ok(())
     }
 
+    /// Makes up for what the run's earlier process could not do after its last checkpoint: moves links, evaluates.
+    fn mend(&mut self, state: &TrainState<D>) -> Result<(), TrainError> {
+        let RunFolder { store, lease, .. } = self.folder;
+        let complete = store.list()?.complete;
+        let of_step =
+            |step: u64| -> Option<&FoundCheckpoint> { complete.iter().rev().find(|found| found.step == step) };
+        let Some(current) = of_step(state.step) else {
+            return Ok(());
+        };
+        store.set_latest(lease, &current.path)?;
+        if self.counters.evaluation_due && self.evaluate(state)? {
+            store.set_best_dev(lease, &current.path)?;
+        } else if let Some(best) = self.counters.best.and_then(|best| of_step(best.step)) {
+            store.set_best_dev(lease, &best.path)?;
+        }
+        self.checkpoint = Some(current.path.clone());
+        Ok(())
+    }
+
+    fn ends_early(&self, step: u64) -> bool {
+        let (patience, without) = (self.options.early_stop, self.counters.without_gain);
+        let ends = patience > 0 && without >= patience;
+        if ends {
+            tracing::info!("update {step}: no better score in {without} evaluations: ending early");
+        }
+        ends
+    }
+
     /// Whether the score is the best so far.
     fn evaluate(&mut self, state: &TrainState<D>) -> Result<bool, TrainError> {
         let (device, objective) = (self.device, self.objective);
-        let Some(e) = device.run(|| objective.evaluate(device, &state.parameters))? else {
+        let signals = self.signals;
+        let interrupted = || signals.is_some_and(|s| s.requested().is_some());
+        let evaluation = match device.run(|| objective.evaluate(device, &state.parameters, &interrupted)) {
+            Err(TrainError::Interrupted) => {
+                tracing::warn!(
+                    "the evaluation after update {} was interrupted; it is made up for when the run goes on",
+                    state.step
+                );
+                self.counters.evaluation_due = true;
+                return Ok(false);
+            }
+            other => other?,
+        };
+        self.counters.evaluation_due = false;
+        let Some(e) = evaluation else {
             return Ok(false);
         };
         let gained = self.counters.best.is_none_or(|b| e.score > b.score);
@@ -269,7 +312,6 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
         } else {
             self.counters.without_gain += 1;
         }
-        self.counters.evaluated = state.step;
         let fields = e
             .figures
             .iter()
@@ -295,11 +337,17 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
     }
 
     fn save(&mut self, state: &TrainState<D>) -> Result<(), TrainError> {
+        let values = state.parameters.all();
+        if !self.device.run(|| self.device.dot(values, values)).is_finite() {
+            return Err(TrainError::NotFiniteParameters { update: state.step });
+        }
         self.metrics.sync()?;
         let RunFolder { store, lease, .. } = self.folder;
         let writer = store.begin(state.step)?;
-        writer.require_space(state::checkpoint_bytes(self.objective.layout()))?;
-        state::save(self.device, self.objective, state, writer.path())?;
+        let needed = state::checkpoint_bytes(self.objective.layout());
+        writer.require_space(needed)?;
+        state::save(self.device, self.objective, state, writer.path())
+            .map_err(|error| error.or_disk_full(needed))?;
         let stored = StoredState {
             counters: self.counters.clone(),
             data: self.objective.fingerprint(),

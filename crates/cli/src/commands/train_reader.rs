@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::Args;
 use tercio_engine::{Cpu, Device};
 use tercio_train::options::ReaderOptions;
-use tercio_train::run::{EXIT_SAVED_NOT_REQUEUED, Signals, Verbosity, init_logging};
-use tercio_train::trainer::{LoopOptions, RunOutcome};
+use tercio_train::run::{EXIT_SAVED_NOT_REQUEUED, Signals, Verbosity, init_logging, log_to, note_failure};
+use tercio_train::trainer::{LoopOptions, RunFolder, RunOutcome};
 use tercio_train::{TrainError, setup, trainer};
 
 use super::common;
@@ -30,30 +30,15 @@ impl TrainReader {
         let options = self.options;
         options.check().map_err(TrainError::Options)?;
         let device = Cpu::new(common::threads(options.run.threads)?)?;
+        let verbosity = match self.quiet {
+            true => Verbosity::Quiet,
+            false => Verbosity::Normal,
+        };
+        init_logging(None, verbosity)?;
         let folder = setup::open_folder(&options)?;
-        init_logging(
-            Some(&folder.dir),
-            if self.quiet {
-                Verbosity::Quiet
-            } else {
-                Verbosity::Normal
-            },
-        )?;
-        for note in options.notes() {
-            tracing::info!("{note}");
-        }
-        let signals = Signals::install()?;
-        let mut run = device.run(|| setup::open_reader(&options, &folder, &device))?;
-        let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, !self.quiet)?;
-        let outcome = trainer::train(
-            &device,
-            &run.objective,
-            &settings,
-            &folder,
-            &mut run.state,
-            run.counters.take(),
-            Some(&signals),
-        )?;
+        log_to(&folder.dir)?;
+        let outcome = go(&options, &device, &folder, !self.quiet)
+            .inspect_err(|error| note_failure(&error.to_string()))?;
         if self.json {
             println!("{}", json(&outcome));
         }
@@ -65,12 +50,32 @@ impl TrainReader {
     }
 }
 
+fn go(
+    options: &ReaderOptions,
+    device: &Cpu,
+    folder: &RunFolder,
+    progress: bool,
+) -> Result<RunOutcome, TrainError> {
+    for note in options.notes() {
+        tracing::info!("{note}");
+    }
+    let signals = Signals::install()?;
+    let mut run = device.run(|| setup::open_reader(options, folder, device))?;
+    let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, progress)?;
+    trainer::train(
+        device,
+        &run.objective,
+        &settings,
+        folder,
+        &mut run.state,
+        run.counters.take(),
+        Some(&signals),
+    )
+}
+
 fn json(o: &RunOutcome) -> serde_json::Value {
-    let figures: serde_json::Map<_, _> = o
-        .figures
-        .iter()
-        .map(|(n, v)| (n.to_string(), (*v).into()))
-        .collect();
+    let figures: serde_json::Map<_, _> =
+        o.figures.iter().map(|(n, v)| (n.to_string(), (*v).into())).collect();
     serde_json::json!({
         "step": o.step,
         "stopped": o.stopped.map(|r| r.name()),

@@ -91,6 +91,7 @@ impl<D: Device> Objective<D> for ReaderObjective {
             tokens: shard.ids.len() as u64,
             padded_tokens: shard.padded_tokens(self.encoding.text_maxlength),
             count: shard.targets.len() as u64,
+            inputs: shard.sequences() as u64,
             truncated: lengths.filter(|&n| n == self.encoding.text_maxlength).count() as u64,
         }
     }
@@ -127,13 +128,21 @@ impl<D: Device> Objective<D> for ReaderObjective {
             loss: losses.iter().sum::<f64>() * weight,
         }
     }
-    fn evaluate(&self, device: &D, parameters: &Arena<D>) -> Result<Option<Evaluation>, TrainError> {
+    fn evaluate(
+        &self,
+        device: &D,
+        parameters: &Arena<D>,
+        interrupted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Option<Evaluation>, TrainError> {
         let Some(questions) = &self.eval else {
             return Ok(None);
         };
         let mut tally = AnswerTally::default();
         self.predictor(device, parameters)
             .each(questions, |question, prediction| {
+                if interrupted() {
+                    return Err(TrainError::Interrupted);
+                }
                 tally.add(&prediction.answer, &question.answers);
                 Ok(())
             })?;

@@ -35,6 +35,22 @@ pub(crate) fn beside(path: &Path) -> std::path::PathBuf {
     path.with_file_name(format!(".{name}.{}-{}", std::process::id(), random_hex(4)))
 }
 
+/// Removes what a killed process left of [`write_atomic`] and the like in a run folder. Only the lease's holder may call it:
+/// the lease's own temporary files, which others write too, stay.
+///
+/// # Errors
+/// When the folder cannot be listed or a file cannot be removed.
+pub fn remove_temporary(run_dir: &Path) -> Result<(), RunError> {
+    for entry in fs::read_dir(run_dir).context("list", run_dir)? {
+        let path = entry.context("list", run_dir)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with(".config.toml.") || name.starts_with(".metrics.jsonl.") {
+            fs::remove_file(&path).context("remove", &path)?;
+        }
+    }
+    Ok(())
+}
+
 /// Makes the entries of a folder durable.
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), RunError> {
     match File::open(dir).and_then(|dir| dir.sync_all()) {
@@ -107,7 +123,7 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> Result<bool, RunError> {
 }
 
 /// Bytes that an ordinary user may still write at `path` (or at the nearest folder above it that exists).
-pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
+pub fn free_bytes(path: &Path) -> Option<u64> {
     let existing = path
         .ancestors()
         .find(|above| above.exists())
