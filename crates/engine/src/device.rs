@@ -35,11 +35,7 @@ pub struct ViewMut<'a, D: Device> {
 impl<D: Device> ViewMut<'_, D> {
     /// The same stretch, borrowed anew.
     pub fn reborrow(&mut self) -> ViewMut<'_, D> {
-        ViewMut {
-            storage: self.storage,
-            start: self.start,
-            len: self.len,
-        }
+        ViewMut { storage: self.storage, start: self.start, len: self.len }
     }
 }
 
@@ -61,22 +57,11 @@ impl<'a, D: Device> Matrix<'a, D> {
     /// A contiguous `rows x columns` matrix.
     pub fn new(view: View<'a, D>, rows: usize, columns: usize) -> Self {
         debug_assert_eq!(view.len, rows * columns);
-        Matrix {
-            view,
-            rows,
-            columns,
-            stride: columns,
-            transposed: false,
-        }
+        Matrix { view, rows, columns, stride: columns, transposed: false }
     }
     /// The transposed matrix.
     pub fn t(self) -> Self {
-        Matrix {
-            rows: self.columns,
-            columns: self.rows,
-            transposed: !self.transposed,
-            ..self
-        }
+        Matrix { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
     }
 }
 
@@ -126,13 +111,7 @@ impl Span {
     }
     /// The spans between consecutive offsets.
     pub fn from_offsets(offsets: &[u32]) -> Vec<Span> {
-        offsets
-            .windows(2)
-            .map(|w| Span {
-                start: w[0],
-                end: w[1],
-            })
-            .collect()
+        offsets.windows(2).map(|w| Span { start: w[0], end: w[1] }).collect()
     }
 }
 

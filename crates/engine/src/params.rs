@@ -34,10 +34,7 @@ impl Param {
             assert_eq!(w[0].start + w[0].len(), w[1].start, "parameters are not adjacent");
             assert_eq!(w[0].columns, w[1].columns, "adjacent parameters differ in width");
         }
-        Param {
-            rows: parts.iter().map(|p| p.rows).sum(),
-            ..parts[0]
-        }
+        Param { rows: parts.iter().map(|p| p.rows).sum(), ..parts[0] }
     }
 }
 
@@ -67,17 +64,9 @@ impl Layout {
             [r, c] => (r, c),
             _ => panic!("parameters have one or two dimensions"),
         };
-        let place = Param {
-            start: self.len,
-            rows,
-            columns,
-        };
+        let place = Param { start: self.len, rows, columns };
         self.len += place.len();
-        self.specs.push(ParamSpec {
-            name: name.into(),
-            shape: shape.to_vec(),
-            place,
-        });
+        self.specs.push(ParamSpec { name: name.into(), shape: shape.to_vec(), place });
         place
     }
     /// All parameters in order.
@@ -103,10 +92,7 @@ pub struct Arena<D: Device> {
 impl<D: Device> Arena<D> {
     /// All zeros.
     pub fn zeros(device: &D, layout: &Layout) -> Self {
-        Arena {
-            storage: device.zeros(layout.len()),
-            len: layout.len(),
-        }
+        Arena { storage: device.zeros(layout.len()), len: layout.len() }
     }
     /// Number of elements.
     pub fn len(&self) -> usize {
@@ -118,35 +104,19 @@ impl<D: Device> Arena<D> {
     }
     /// The whole arena.
     pub fn all(&self) -> View<'_, D> {
-        View {
-            storage: &self.storage,
-            start: 0,
-            len: self.len,
-        }
+        View { storage: &self.storage, start: 0, len: self.len }
     }
     /// The whole arena, writable.
     pub fn all_mut(&mut self) -> ViewMut<'_, D> {
-        ViewMut {
-            storage: &mut self.storage,
-            start: 0,
-            len: self.len,
-        }
+        ViewMut { storage: &mut self.storage, start: 0, len: self.len }
     }
     /// One parameter.
     pub fn view(&self, p: Param) -> View<'_, D> {
-        View {
-            storage: &self.storage,
-            start: p.start,
-            len: p.len(),
-        }
+        View { storage: &self.storage, start: p.start, len: p.len() }
     }
     /// One parameter, writable.
     pub fn view_mut(&mut self, p: Param) -> ViewMut<'_, D> {
-        ViewMut {
-            storage: &mut self.storage,
-            start: p.start,
-            len: p.len(),
-        }
+        ViewMut { storage: &mut self.storage, start: p.start, len: p.len() }
     }
     /// One parameter as an operand of a product.
     pub fn matrix(&self, p: Param) -> Matrix<'_, D> {

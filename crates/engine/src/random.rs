@@ -16,9 +16,8 @@ pub fn key(parts: &[u64]) -> u64 {
 
 /// Key of a stream named by text (a parameter's name): FNV-1a over the bytes, mixed with `seed`.
 pub fn key_of_name(seed: u64, name: &str) -> u64 {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
-        (h ^ b as u64).wrapping_mul(0x100_0000_01b3)
-    });
+    let hash =
+        name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ b as u64).wrapping_mul(0x100_0000_01b3));
     key(&[seed, hash])
 }
 
@@ -46,18 +45,11 @@ pub struct Dropout {
 impl Dropout {
     /// Dropout with probability `p` in (0, 1); `key` names update, shard and site. `None` for `p == 0`.
     pub fn new(key: u64, p: f64) -> Option<Dropout> {
-        assert!(
-            (0.0..1.0).contains(&p),
-            "dropout probability must be at least 0 and less than 1, is {p}"
-        );
+        assert!((0.0..1.0).contains(&p), "dropout probability must be at least 0 and less than 1, is {p}");
         if p == 0.0 {
             return None;
         }
-        Some(Dropout {
-            key,
-            threshold: (p * 4_294_967_296.0) as u32,
-            scale: (1.0 / (1.0 - p)) as f32,
-        })
+        Some(Dropout { key, threshold: (p * 4_294_967_296.0) as u32, scale: (1.0 / (1.0 - p)) as f32 })
     }
     /// The two words that key row `row`.
     #[inline(always)]
@@ -68,11 +60,7 @@ impl Dropout {
     /// Factor on element `column` of a row keyed by [`Dropout::row`]: 0 or `scale`.
     #[inline(always)]
     pub fn factor(&self, row: (u32, u32), column: u32) -> f32 {
-        if hash32(row, column) < self.threshold {
-            0.0
-        } else {
-            self.scale
-        }
+        if hash32(row, column) < self.threshold { 0.0 } else { self.scale }
     }
 }
 

@@ -19,10 +19,7 @@ pub struct Var<D: Device> {
 
 impl<D: Device> Clone for Var<D> {
     fn clone(&self) -> Self {
-        Var {
-            id: self.id,
-            tensor: self.tensor.clone(),
-        }
+        Var { id: self.id, tensor: self.tensor.clone() }
     }
 }
 
@@ -82,21 +79,11 @@ pub struct Tape<'p, D: Device> {
 impl<'p, D: Device> Tape<'p, D> {
     /// A tape that records for a backward pass; dropout is keyed by `draw`.
     pub fn recording(device: &D, parameters: &'p Arena<D>, draw: Option<Draw>) -> Self {
-        Tape {
-            device: device.clone(),
-            parameters,
-            nodes: Vec::new(),
-            values: 0,
-            recording: true,
-            draw,
-        }
+        Tape { device: device.clone(), parameters, nodes: Vec::new(), values: 0, recording: true, draw }
     }
     /// A tape that keeps nothing and drops nothing out: inference.
     pub fn inference(device: &D, parameters: &'p Arena<D>) -> Self {
-        Tape {
-            recording: false,
-            ..Self::recording(device, parameters, None)
-        }
+        Tape { recording: false, ..Self::recording(device, parameters, None) }
     }
     /// Dropout of a site (a number that names the place in the model); none in inference or for `p == 0`.
     pub fn dropout(&self, site: u64, p: f64) -> Option<Dropout> {
@@ -107,10 +94,7 @@ impl<'p, D: Device> Tape<'p, D> {
     pub fn input(&mut self, tensor: Tensor<D>) -> Var<D> {
         let id = self.values;
         self.values += 1;
-        Var {
-            id,
-            tensor: Rc::new(tensor),
-        }
+        Var { id, tensor: Rc::new(tensor) }
     }
     pub(crate) fn push(&mut self, node: impl FnOnce() -> Box<dyn Node<'p, D> + 'p>) {
         if self.recording {
@@ -122,17 +106,12 @@ impl<'p, D: Device> Tape<'p, D> {
     /// (zero where nothing depends on one).
     pub fn backward(mut self, parameters: &mut Arena<D>, inputs: &[&Var<D>]) -> Vec<Tensor<D>> {
         let slots = (0..self.values).map(|_| None).collect();
-        let mut g = Gradients {
-            device: self.device.clone(),
-            slots,
-            parameters,
-        };
+        let mut g = Gradients { device: self.device.clone(), slots, parameters };
         self.run_backward(&mut g);
         inputs
             .iter()
             .map(|v| {
-                g.take(v.id)
-                    .unwrap_or_else(|| Tensor::zeros(&self.device, v.tensor.rows, v.tensor.columns))
+                g.take(v.id).unwrap_or_else(|| Tensor::zeros(&self.device, v.tensor.rows, v.tensor.columns))
             })
             .collect()
     }
@@ -165,28 +144,15 @@ impl<'p, D: Device> Tape<'p, D> {
         drop(inner);
         let id = self.values;
         self.values += 1;
-        let y = Var {
-            id,
-            tensor: result.tensor,
-        };
+        let y = Var { id, tensor: result.tensor };
         let draw = self.draw;
-        self.push(|| {
-            Box::new(Recompute {
-                inputs: owned,
-                output: id,
-                block: Box::new(block),
-                draw,
-            })
-        });
+        self.push(|| Box::new(Recompute { inputs: owned, output: id, block: Box::new(block), draw }));
         y
     }
     fn share(&mut self, v: &Var<D>) -> Var<D> {
         let id = self.values;
         self.values += 1;
-        Var {
-            id,
-            tensor: v.tensor.clone(),
-        }
+        Var { id, tensor: v.tensor.clone() }
     }
     /// A parameter's values.
     pub fn parameter(&self, p: Param) -> crate::device::View<'p, D> {
@@ -212,11 +178,7 @@ impl<'p, D: Device> Node<'p, D> for Recompute<'p, D> {
         let mut slots: Vec<Option<Tensor<D>>> = (0..again.values).map(|_| None).collect();
         slots[y.id] = Some(dy);
         drop(y);
-        let mut g = Gradients {
-            device: tape.device.clone(),
-            slots,
-            parameters: gradients.parameters,
-        };
+        let mut g = Gradients { device: tape.device.clone(), slots, parameters: gradients.parameters };
         again.run_backward(&mut g);
         let found: Vec<_> = inner.iter().map(|v| g.take(v.id)).collect();
         for (outer, d) in self.inputs.iter().zip(found) {

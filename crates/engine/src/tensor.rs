@@ -14,19 +14,11 @@ pub struct Tensor<D: Device> {
 impl<D: Device> Tensor<D> {
     /// All zeros.
     pub fn zeros(device: &D, rows: usize, columns: usize) -> Self {
-        Tensor {
-            storage: device.zeros(rows * columns),
-            rows,
-            columns,
-        }
+        Tensor { storage: device.zeros(rows * columns), rows, columns }
     }
     /// Arbitrary content, to be overwritten whole.
     pub fn scratch(device: &D, rows: usize, columns: usize) -> Self {
-        Tensor {
-            storage: device.scratch(rows * columns),
-            rows,
-            columns,
-        }
+        Tensor { storage: device.scratch(rows * columns), rows, columns }
     }
     /// A tensor of host values.
     pub fn from_values(device: &D, rows: usize, columns: usize, values: &[f32]) -> Self {
@@ -50,38 +42,22 @@ impl<D: Device> Tensor<D> {
     }
     /// All elements.
     pub fn view(&self) -> View<'_, D> {
-        View {
-            storage: &self.storage,
-            start: 0,
-            len: self.len(),
-        }
+        View { storage: &self.storage, start: 0, len: self.len() }
     }
     /// All elements, writable.
     pub fn view_mut(&mut self) -> ViewMut<'_, D> {
         let len = self.len();
-        ViewMut {
-            storage: &mut self.storage,
-            start: 0,
-            len,
-        }
+        ViewMut { storage: &mut self.storage, start: 0, len }
     }
     /// The elements of rows `[start, end)`.
     pub fn rows_view(&self, start: usize, end: usize) -> View<'_, D> {
         assert!(start <= end && end <= self.rows);
-        View {
-            storage: &self.storage,
-            start: start * self.columns,
-            len: (end - start) * self.columns,
-        }
+        View { storage: &self.storage, start: start * self.columns, len: (end - start) * self.columns }
     }
     /// The elements of rows `[start, end)`, writable.
     pub fn rows_view_mut(&mut self, start: usize, end: usize) -> ViewMut<'_, D> {
         assert!(start <= end && end <= self.rows);
-        ViewMut {
-            start: start * self.columns,
-            len: (end - start) * self.columns,
-            storage: &mut self.storage,
-        }
+        ViewMut { start: start * self.columns, len: (end - start) * self.columns, storage: &mut self.storage }
     }
     /// As an operand of a product.
     pub fn matrix(&self) -> Matrix<'_, D> {

@@ -11,9 +11,7 @@ fn devices(threads: usize) -> Vec<Cpu> {
     for isa in lack {
         println!("not tested on this processor: {}", isa.name());
     }
-    have.into_iter()
-        .map(|isa| Cpu::with_isa(threads, isa).unwrap())
-        .collect()
+    have.into_iter().map(|isa| Cpu::with_isa(threads, isa).unwrap()).collect()
 }
 
 fn draw(parts: &[u64], len: usize) -> Vec<f32> {
@@ -34,11 +32,7 @@ struct Product {
 
 impl Product {
     fn operand(&self, what: u64, rows: usize, columns: usize, transposed: bool) -> (usize, usize, Vec<f32>) {
-        let (stored_rows, stored_columns) = if transposed {
-            (columns, rows)
-        } else {
-            (rows, columns)
-        };
+        let (stored_rows, stored_columns) = if transposed { (columns, rows) } else { (rows, columns) };
         let stride = stored_columns + self.gap;
         let id = [what, self.m as u64, self.n as u64, self.k as u64];
         (stored_rows, stride, draw(&id, stored_rows * stride))
@@ -59,13 +53,7 @@ impl Product {
 }
 
 fn operand<D: Device>(t: &Tensor<D>, rows: usize, columns: usize, transposed: bool) -> Matrix<'_, D> {
-    Matrix {
-        view: t.view(),
-        rows,
-        columns,
-        stride: t.columns,
-        transposed,
-    }
+    Matrix { view: t.view(), rows, columns, stride: t.columns, transposed }
 }
 
 fn products() -> Vec<Product> {
@@ -91,20 +79,12 @@ fn products() -> Vec<Product> {
         sizes.push((size(0), size(1), size(2)));
     }
     let variants = sizes.into_iter().enumerate().flat_map(|(i, (m, n, k))| {
-        [(false, false), (false, true), (true, false), (true, true)]
-            .into_iter()
-            .enumerate()
-            .map(move |(v, transposed)| {
+        [(false, false), (false, true), (true, false), (true, true)].into_iter().enumerate().map(
+            move |(v, transposed)| {
                 let gap = if (i + v) % 3 == 0 { 5 } else { 0 };
-                Product {
-                    m,
-                    n,
-                    k,
-                    transposed,
-                    gap,
-                    accumulate: (i + v) % 2 == 1,
-                }
-            })
+                Product { m, n, k, transposed, gap, accumulate: (i + v) % 2 == 1 }
+            },
+        )
     });
     variants.collect()
 }
@@ -120,10 +100,7 @@ fn products_agree_with_f64_and_do_not_depend_on_threads() {
             let got = p.run(one);
             for (i, (g, w)) in got.iter().zip(&want).enumerate() {
                 let error = (g - w).abs();
-                assert!(
-                    error <= 4e-6 * (p.k as f64 + 1.0).sqrt(),
-                    "{p:?} on {isa:?}: [{i}] is {g}, not {w}"
-                );
+                assert!(error <= 4e-6 * (p.k as f64 + 1.0).sqrt(), "{p:?} on {isa:?}: [{i}] is {g}, not {w}");
             }
             assert!(got == p.run(three), "{p:?} on {isa:?}: other bits with 3 threads");
             if isa.fuses() {
@@ -172,26 +149,17 @@ fn adam_takes_the_steps_of_its_formula() {
     };
     let list: Vec<AdamStep> = (1..=6).map(step).collect();
     let start = draw(&[1], n);
-    let mut want = [
-        start.iter().map(|&v| v as f64).collect(),
-        vec![0f64; n],
-        vec![0f64; n],
-    ];
+    let mut want = [start.iter().map(|&v| v as f64).collect(), vec![0f64; n], vec![0f64; n]];
     for s in &list {
         let g = draw(&[2, s.step], n);
         let [p, m, v] = &mut want;
         (0..n).for_each(|i| adamw(&mut p[i], &mut m[i], &mut v[i], g[i] as f64, *s));
     }
-    let moved = want[0]
-        .iter()
-        .zip(&start)
-        .map(|(a, b)| (a - *b as f64).abs())
-        .fold(0.0, f64::max);
+    let moved = want[0].iter().zip(&start).map(|(a, b)| (a - *b as f64).abs()).fold(0.0, f64::max);
     assert!(moved > 5e-3);
     let check = |name: &str, got: &[Vec<f64>; 3], relative: f64, absolute: f64| {
-        for (part, (got, want)) in ["parameters", "first moment", "second moment"]
-            .iter()
-            .zip(got.iter().zip(&want))
+        for (part, (got, want)) in
+            ["parameters", "first moment", "second moment"].iter().zip(got.iter().zip(&want))
         {
             for (i, (g, w)) in got.iter().zip(want).enumerate() {
                 let allowed = relative * w.abs() + absolute;
@@ -204,17 +172,9 @@ fn adam_takes_the_steps_of_its_formula() {
     for (one, three) in devices(1).iter().zip(&devices(3)) {
         let got = steps(one, n, &list);
         check(one.isa().name(), &got, 2e-6, 1e-7);
-        assert!(
-            got == steps(three, n, &list),
-            "{:?}: other bits with 3 threads",
-            one.isa()
-        );
+        assert!(got == steps(three, n, &list), "{:?}: other bits with 3 threads", one.isa());
         if one.isa().fuses() {
-            assert!(
-                *fused.get_or_insert(got.clone()) == got,
-                "{:?}: other bits than the first",
-                one.isa()
-            );
+            assert!(*fused.get_or_insert(got.clone()) == got, "{:?}: other bits than the first", one.isa());
         }
     }
 }
@@ -234,28 +194,13 @@ fn gather_and_scatter_move_rows() {
     let sums = vec![1., 2., 3., 4., 5., 6., 1., 1., 1., 19., 21., 23.];
     assert_eq!(both(&Reference, &ids), (rows.clone(), sums.clone()));
     for device in devices(2) {
-        assert_eq!(
-            both(&device, &ids),
-            (rows.clone(), sums.clone()),
-            "{:?}",
-            device.isa()
-        );
+        assert_eq!(both(&device, &ids), (rows.clone(), sums.clone()), "{:?}", device.isa());
     }
 }
 
 #[test]
 fn argmax_takes_the_first_of_equals() {
-    let x = [
-        1.0f32,
-        3.0,
-        3.0,
-        -2.0,
-        -5.0,
-        -2.0,
-        f32::NEG_INFINITY,
-        f32::NEG_INFINITY,
-        0.0,
-    ];
+    let x = [1.0f32, 3.0, 3.0, -2.0, -5.0, -2.0, f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0];
     let of = |got: Vec<u32>| assert_eq!(got, [1, 0, 2]);
     of(Reference.argmax(Tensor::from_values(&Reference, 3, 3, &x).view(), 3));
     for device in devices(1) {
@@ -269,10 +214,7 @@ fn elementwise_kernels_agree_with_the_reference() {
     fn all<D: Device>(device: &D) -> (Vec<f32>, f64) {
         let n = 40_003;
         let (a, b) = (draw(&[4], n), draw(&[5], n));
-        let (mut a, b) = (
-            Tensor::from_values(device, 1, n, &a),
-            Tensor::from_values(device, 1, n, &b),
-        );
+        let (mut a, b) = (Tensor::from_values(device, 1, n, &a), Tensor::from_values(device, 1, n, &b));
         let c = b.duplicate(device);
         device.scale(a.view_mut(), 0.5);
         device.add(a.view_mut(), c.view());
@@ -285,16 +227,8 @@ fn elementwise_kernels_agree_with_the_reference() {
     let (values, dot) = all(&Reference);
     for (one, three) in devices(1).iter().zip(&devices(3)) {
         let (v, d) = one.run(|| all(one));
-        assert!(
-            v.iter().zip(&values).all(|(a, b)| (a - b).abs() <= 1e-6),
-            "{:?}",
-            one.isa()
-        );
+        assert!(v.iter().zip(&values).all(|(a, b)| (a - b).abs() <= 1e-6), "{:?}", one.isa());
         assert!((d - dot).abs() < 1e-4, "{:?}: dot {d}, not {dot}", one.isa());
-        assert!(
-            three.run(|| all(three)) == (v, d),
-            "{:?}: other bits with 3 threads",
-            one.isa()
-        );
+        assert!(three.run(|| all(three)) == (v, d), "{:?}: other bits with 3 threads", one.isa());
     }
 }

@@ -28,11 +28,7 @@ fn ragged() -> Vec<Sizes> {
     for (i, width) in [1, 7, 17, 33, 64, 100].into_iter().enumerate() {
         let draw = |what: u64, below: u64| (key(&[5, width as u64, what]) % below) as usize;
         // One sequence is longer than a block of queries at some widths.
-        let long = if i % 2 == 0 {
-            129 + draw(0, 40)
-        } else {
-            1 + draw(0, 60)
-        };
+        let long = if i % 2 == 0 { 129 + draw(0, 40) } else { 1 + draw(0, 60) };
         list.push(Sizes {
             rows: 1 + draw(1, 150),
             width,
@@ -86,10 +82,7 @@ fn compare(what: &str, got: &Outcome, want: &Outcome, relative: f64, slack: f64)
         assert_eq!(g.len(), w.len(), "{what}: {name}");
         let error = norm(&g.iter().zip(w).map(|(g, w)| g - w).collect::<Vec<_>>());
         let allowed = relative * norm(w) + slack * (w.len() as f64).sqrt();
-        assert!(
-            error <= allowed,
-            "{what}: {name}: error {error:e} beyond {allowed:e}"
-        );
+        assert!(error <= allowed, "{what}: {name}: error {error:e} beyond {allowed:e}");
     }
 }
 
@@ -99,9 +92,7 @@ fn probes(case: &Case, t: usize) -> Vec<usize> {
     if len <= 48 {
         return (0..len).collect();
     }
-    (0..48)
-        .map(|i| (key(&[case.seed, t as u64, i]) % len as u64) as usize)
-        .collect()
+    (0..48).map(|i| (key(&[case.seed, t as u64, i]) % len as u64) as usize).collect()
 }
 
 #[test]
@@ -109,24 +100,8 @@ fn backward_agrees_with_finite_differences() {
     const H: f64 = 1e-5;
     const BEFORE: f64 = 0.25;
     for case in cases(&small()) {
-        let run = |nudge| {
-            case.run(
-                &Reference,
-                How {
-                    nudge,
-                    forward_only: true,
-                    ..How::default()
-                },
-            )
-            .loss
-        };
-        let found = case.run(
-            &Reference,
-            How {
-                gradients: BEFORE,
-                ..How::default()
-            },
-        );
+        let run = |nudge| case.run(&Reference, How { nudge, forward_only: true, ..How::default() }).loss;
+        let found = case.run(&Reference, How { gradients: BEFORE, ..How::default() });
         assert!(
             found.tensors.iter().all(|(_, t)| t.iter().all(|v| v.is_finite())),
             "{}: not finite",
@@ -150,20 +125,13 @@ fn backward_agrees_with_finite_differences() {
                 greatest = greatest.max(want.abs());
             }
         }
-        assert!(
-            greatest > 1e-2,
-            "{}: the probed gradients are all but zero",
-            case.name
-        );
+        assert!(greatest > 1e-2, "{}: the probed gradients are all but zero", case.name);
     }
 }
 
 #[test]
 fn cpu_agrees_with_the_reference() {
-    let devices: Vec<Cpu> = available()
-        .into_iter()
-        .map(|isa| Cpu::with_isa(2, isa).unwrap())
-        .collect();
+    let devices: Vec<Cpu> = available().into_iter().map(|isa| Cpu::with_isa(2, isa).unwrap()).collect();
     for case in ragged().iter().flat_map(cases) {
         let want = case.run(&Reference, How::default());
         for device in &devices {
@@ -177,25 +145,11 @@ fn cpu_agrees_with_the_reference() {
 fn cpu_adds_to_parameter_gradients() {
     let device = Cpu::new(1).unwrap();
     for case in cases(&small()) {
-        let (from_zero, from_two) = (
-            case.run(&device, How::default()),
-            case.run(
-                &device,
-                How {
-                    gradients: 2.0,
-                    ..How::default()
-                },
-            ),
-        );
+        let (from_zero, from_two) =
+            (case.run(&device, How::default()), case.run(&device, How { gradients: 2.0, ..How::default() }));
         for t in 1..1 + case.parameters.len() {
             for (a, b) in from_zero.tensors[t].1.iter().zip(&from_two.tensors[t].1) {
-                assert!(
-                    (b - a - 2.0).abs() < 1e-5,
-                    "{}: {} after 2, {} after 0",
-                    case.name,
-                    b,
-                    a
-                );
+                assert!((b - a - 2.0).abs() < 1e-5, "{}: {} after 2, {} after 0", case.name, b, a);
             }
         }
     }
@@ -209,13 +163,7 @@ fn bits_do_not_depend_on_threads() {
             let one = case.run(&devices[0], How::default()).bits();
             for device in &devices[1..] {
                 let same = case.run(device, How::default()).bits() == one;
-                assert!(
-                    same,
-                    "{} on {}: {} threads",
-                    case.name,
-                    isa.name(),
-                    device.threads()
-                );
+                assert!(same, "{} on {}: {} threads", case.name, isa.name(), device.threads());
             }
         }
     }
@@ -236,13 +184,7 @@ fn fused_instruction_sets_give_the_same_bits() {
         assert_eq!(first.arithmetic(), other.arithmetic());
         for case in [large()].iter().chain(&ragged()).flat_map(cases) {
             let same = case.run(&other, How::default()).bits() == case.run(&first, How::default()).bits();
-            assert!(
-                same,
-                "{}: {} and {} differ",
-                case.name,
-                first.isa().name(),
-                isa.name()
-            );
+            assert!(same, "{}: {} and {} differ", case.name, first.isa().name(), isa.name());
         }
     }
 }
@@ -257,11 +199,7 @@ fn recomputation_gives_the_same_bits() {
             continue;
         };
         if std::mem::take(recompute) {
-            assert!(
-                case.run(&device, How::default()).bits() == recomputed,
-                "{}",
-                case.name
-            );
+            assert!(case.run(&device, How::default()).bits() == recomputed, "{}", case.name);
             seen += 1;
         }
     }

@@ -35,13 +35,7 @@ unsafe impl Sync for RowsMut {}
 impl Rows {
     fn operand(self, first: usize, rows: usize, column: usize, width: usize) -> Operand {
         let data = self.data.wrapping_add(first * self.stride + column);
-        Operand {
-            data,
-            rows,
-            columns: width,
-            row: self.stride,
-            column: 1,
-        }
+        Operand { data, rows, columns: width, row: self.stride, column: 1 }
     }
     unsafe fn row<'a>(self, row: usize, column: usize, width: usize) -> &'a [f32] {
         unsafe { std::slice::from_raw_parts(self.data.add(row * self.stride + column), width) }
@@ -54,23 +48,11 @@ impl RowsMut {
 }
 
 fn transposed(o: Operand) -> Operand {
-    Operand {
-        rows: o.columns,
-        columns: o.rows,
-        row: o.column,
-        column: o.row,
-        ..o
-    }
+    Operand { rows: o.columns, columns: o.rows, row: o.column, column: o.row, ..o }
 }
 fn scratch(data: &[f32], rows: usize, columns: usize) -> Operand {
     assert!(data.len() >= rows * columns);
-    Operand {
-        data: data.as_ptr(),
-        rows,
-        columns,
-        row: columns,
-        column: 1,
-    }
+    Operand { data: data.as_ptr(), rows, columns, row: columns, column: 1 }
 }
 
 fn check(len: usize, stride: usize, spans: &[crate::device::Span]) {
@@ -82,10 +64,7 @@ fn check(len: usize, stride: usize, spans: &[crate::device::Span]) {
 fn assert_disjoint(spans: &[crate::device::Span]) {
     let mut sorted: Vec<_> = spans.iter().filter(|s| !s.is_empty()).collect();
     sorted.sort_by_key(|s| s.start);
-    assert!(
-        sorted.windows(2).all(|w| w[0].end <= w[1].start),
-        "two sequences share a row"
-    );
+    assert!(sorted.windows(2).all(|w| w[0].end <= w[1].start), "two sequences share a row");
 }
 
 fn inputs(x: Heads<'_, Cpu>, shape: &AttentionShape) -> (Rows, Rows, Rows) {
@@ -97,28 +76,15 @@ fn inputs(x: Heads<'_, Cpu>, shape: &AttentionShape) -> (Rows, Rows, Rows) {
             let x = x.slice();
             check(x.len(), 3 * inner, &shape.queries);
             check(x.len(), 3 * inner, &shape.keys);
-            let part = |i| Rows {
-                data: x.as_ptr().wrapping_add(i * inner),
-                stride: 3 * inner,
-            };
+            let part = |i| Rows { data: x.as_ptr().wrapping_add(i * inner), stride: 3 * inner };
             (part(0), part(1), part(2))
         }
         Heads::Split { query, key_value } => {
             let (q, kv) = (query.slice(), key_value.slice());
             check(q.len(), inner, &shape.queries);
             check(kv.len(), 2 * inner, &shape.keys);
-            let part = |i| Rows {
-                data: kv.as_ptr().wrapping_add(i * inner),
-                stride: 2 * inner,
-            };
-            (
-                Rows {
-                    data: q.as_ptr(),
-                    stride: inner,
-                },
-                part(0),
-                part(1),
-            )
+            let part = |i| Rows { data: kv.as_ptr().wrapping_add(i * inner), stride: 2 * inner };
+            (Rows { data: q.as_ptr(), stride: inner }, part(0), part(1))
         }
     }
 }
@@ -129,11 +95,7 @@ thread_local! {
 
 /// Keys that query row `i` attends to.
 fn visible(shape: &AttentionShape, i: usize, keys: usize) -> usize {
-    if shape.causal {
-        keys.min(i + shape.first_query + 1)
-    } else {
-        keys
-    }
+    if shape.causal { keys.min(i + shape.first_query + 1) } else { keys }
 }
 
 pub(super) fn forward(
@@ -148,14 +110,8 @@ pub(super) fn forward(
     let (heads, dim) = (shape.heads, shape.head_dim);
     let rows = shape.queries.iter().map(|s| s.end as usize).max().unwrap_or(0);
     assert!(y.len() >= rows * heads * dim && log_sum.len() >= rows * heads);
-    let y = RowsMut {
-        data: y.as_mut_ptr(),
-        stride: heads * dim,
-    };
-    let log_sum = RowsMut {
-        data: log_sum.as_mut_ptr(),
-        stride: heads,
-    };
+    let y = RowsMut { data: y.as_mut_ptr(), stride: heads * dim };
+    let log_sum = RowsMut { data: log_sum.as_mut_ptr(), stride: heads };
     (0..shape.queries.len() * heads).into_par_iter().for_each(|task| {
         let (sequence, head) = (task / heads, task % heads);
         let (qs, ks) = (shape.queries[sequence], shape.keys[sequence]);
@@ -194,14 +150,7 @@ pub(super) fn forward(
                     }
                 }
                 let values = v.operand(ks.start as usize, nk, column, dim);
-                product_raw(
-                    isa,
-                    scratch(&s, n, nk),
-                    values,
-                    y.at(first, column),
-                    y.stride,
-                    false,
-                );
+                product_raw(isa, scratch(&s, n, nk), values, y.at(first, column), y.stride, false);
             }
         }
         SCRATCH.set((s, other));
@@ -216,10 +165,7 @@ fn outputs(dx: HeadsMut<'_, Cpu>, shape: &AttentionShape) -> (RowsMut, RowsMut, 
             check(x.len(), 3 * inner, &shape.queries);
             check(x.len(), 3 * inner, &shape.keys);
             let x = x.as_mut_ptr();
-            let part = |i| RowsMut {
-                data: x.wrapping_add(i * inner),
-                stride: 3 * inner,
-            };
+            let part = |i| RowsMut { data: x.wrapping_add(i * inner), stride: 3 * inner };
             (part(0), part(1), part(2))
         }
         HeadsMut::Split { query, key_value } => {
@@ -227,18 +173,8 @@ fn outputs(dx: HeadsMut<'_, Cpu>, shape: &AttentionShape) -> (RowsMut, RowsMut, 
             check(q.len(), inner, &shape.queries);
             check(kv.len(), 2 * inner, &shape.keys);
             let kv = kv.as_mut_ptr();
-            let part = |i| RowsMut {
-                data: kv.wrapping_add(i * inner),
-                stride: 2 * inner,
-            };
-            (
-                RowsMut {
-                    data: q.as_mut_ptr(),
-                    stride: inner,
-                },
-                part(0),
-                part(1),
-            )
+            let part = |i| RowsMut { data: kv.wrapping_add(i * inner), stride: 2 * inner };
+            (RowsMut { data: q.as_mut_ptr(), stride: inner }, part(0), part(1))
         }
     }
 }
@@ -259,20 +195,11 @@ pub(super) fn backward(
     let (heads, dim) = (shape.heads, shape.head_dim);
     let query_rows = shape.queries.iter().map(|s| s.end as usize).max().unwrap_or(0);
     let (values, sums) = (query_rows * heads * dim, query_rows * heads);
-    assert!(
-        y.len() >= values && dy.len() >= values && log_sum.len() >= sums,
-        "an operand has too few rows"
-    );
+    assert!(y.len() >= values && dy.len() >= values && log_sum.len() >= sums, "an operand has too few rows");
     assert_disjoint(&shape.keys);
     let (dq, dk, dv) = outputs(dx, shape);
-    let y = Rows {
-        data: y.as_ptr(),
-        stride: heads * dim,
-    };
-    let dy = Rows {
-        data: dy.as_ptr(),
-        stride: heads * dim,
-    };
+    let y = Rows { data: y.as_ptr(), stride: heads * dim };
+    let dy = Rows { data: dy.as_ptr(), stride: heads * dim };
     let columns: Vec<Vec<f32>> = (0..shape.queries.len() * heads)
         .into_par_iter()
         .map(|task| {

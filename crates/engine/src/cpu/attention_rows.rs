@@ -41,9 +41,7 @@ impl<'a> Bias<'a> {
             && b.key_positions.is_none()
             && q > 0
         {
-            bias.line = (0..q + k)
-                .map(|i| t[bias.bucket_of_line(b, i) * bias.heads + head])
-                .collect();
+            bias.line = (0..q + k).map(|i| t[bias.bucket_of_line(b, i) * bias.heads + head]).collect();
         }
         bias
     }
@@ -52,9 +50,7 @@ impl<'a> Bias<'a> {
         b.of(self.queries - 1 + self.first_query, t)
     }
     fn positions<'b>(&self, b: &'b RelativeBuckets, keys: usize) -> Option<&'b [u32]> {
-        b.key_positions
-            .as_ref()
-            .map(|p| &p[self.first_key..self.first_key + keys])
+        b.key_positions.as_ref().map(|p| &p[self.first_key..self.first_key + keys])
     }
     /// `s = s * scale + bias` for query row `i`.
     pub(super) fn apply(&self, isa: Isa, i: usize, scale: f32, s: &mut [f32]) {

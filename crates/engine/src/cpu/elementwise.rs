@@ -13,9 +13,7 @@ pub(super) fn fill(x: &mut [f32], value: f32) {
 }
 pub(super) fn copy(x: &mut [f32], y: &[f32]) {
     assert_eq!(x.len(), y.len());
-    x.par_chunks_mut(BLOCK * 4)
-        .zip(y.par_chunks(BLOCK * 4))
-        .for_each(|(a, b)| a.copy_from_slice(b));
+    x.par_chunks_mut(BLOCK * 4).zip(y.par_chunks(BLOCK * 4)).for_each(|(a, b)| a.copy_from_slice(b));
 }
 
 kernel! {
@@ -27,9 +25,7 @@ kernel! {
 }
 pub(super) fn add(isa: Isa, x: &mut [f32], y: &[f32]) {
     assert_eq!(x.len(), y.len());
-    x.par_chunks_mut(BLOCK)
-        .zip(y.par_chunks(BLOCK))
-        .for_each(|(a, b)| add_block(isa, a, b));
+    x.par_chunks_mut(BLOCK).zip(y.par_chunks(BLOCK)).for_each(|(a, b)| add_block(isa, a, b));
 }
 
 kernel! {
@@ -65,11 +61,8 @@ kernel! {
 /// Exact products summed in f64 over fixed blocks, the blocks in order.
 pub(super) fn dot(isa: Isa, x: &[f32], y: &[f32]) -> f64 {
     assert_eq!(x.len(), y.len());
-    let parts: Vec<f64> = x
-        .par_chunks(BLOCK)
-        .zip(y.par_chunks(BLOCK))
-        .map(|(a, b)| dot_block(isa, a, b))
-        .collect();
+    let parts: Vec<f64> =
+        x.par_chunks(BLOCK).zip(y.par_chunks(BLOCK)).map(|(a, b)| dot_block(isa, a, b)).collect();
     parts.iter().sum()
 }
 
@@ -80,13 +73,11 @@ fn block_rows(width: usize) -> usize {
 
 pub(super) fn gather(table: &[f32], width: usize, ids: &[u32], rows: &mut [f32]) {
     assert_eq!(rows.len(), ids.len() * width);
-    rows.par_chunks_mut(width * 64)
-        .zip(ids.par_chunks(64))
-        .for_each(|(rows, ids)| {
-            for (row, &id) in rows.chunks_exact_mut(width).zip(ids) {
-                row.copy_from_slice(&table[id as usize * width..][..width]);
-            }
-        });
+    rows.par_chunks_mut(width * 64).zip(ids.par_chunks(64)).for_each(|(rows, ids)| {
+        for (row, &id) in rows.chunks_exact_mut(width).zip(ids) {
+            row.copy_from_slice(&table[id as usize * width..][..width]);
+        }
+    });
 }
 
 #[derive(Clone, Copy)]
@@ -146,14 +137,13 @@ pub(super) fn residual(isa: Isa, x: &mut [f32], residual: &[f32], width: usize, 
     let Some(d) = d else { return add(isa, x, residual) };
     assert_eq!(x.len(), residual.len());
     let rows = block_rows(width);
-    x.par_chunks_mut(rows * width)
-        .zip(residual.par_chunks(rows * width))
-        .enumerate()
-        .for_each(|(block, (x, r))| {
+    x.par_chunks_mut(rows * width).zip(residual.par_chunks(rows * width)).enumerate().for_each(
+        |(block, (x, r))| {
             for (i, (row, r)) in x.chunks_exact_mut(width).zip(r.chunks_exact(width)).enumerate() {
                 residual_row(isa, row, r, d.row(block * rows + i), d.threshold, d.scale);
             }
-        });
+        },
+    );
 }
 
 const GELU_A: f32 = 0.797_884_6; // sqrt(2 / pi)
@@ -166,10 +156,7 @@ fn gelu_tanh<const F: bool>(x: f32) -> (f32, f32) {
     let t = math::tanh::<F>(u);
     let du = GELU_A * fma::<F>(3.0 * GELU_B * x, x, 1.0);
     let value = 0.5 * x * (1.0 + t);
-    (
-        value,
-        fma::<F>(0.5 * x * fma::<F>(-t, t, 1.0), du, 0.5 * (1.0 + t)),
-    )
+    (value, fma::<F>(0.5 * x * fma::<F>(-t, t, 1.0), du, 0.5 * (1.0 + t)))
 }
 #[inline(always)]
 fn gelu_erf<const F: bool>(x: f32) -> (f32, f32) {
@@ -242,10 +229,8 @@ pub(super) fn activation(
     let stored = if gated { 2 * width } else { width };
     assert_eq!(u.len() / stored, y.len() / width);
     let rows = block_rows(stored);
-    y.par_chunks_mut(rows * width)
-        .zip(u.par_chunks(rows * stored))
-        .enumerate()
-        .for_each(|(block, (y, u))| {
+    y.par_chunks_mut(rows * width).zip(u.par_chunks(rows * stored)).enumerate().for_each(
+        |(block, (y, u))| {
             let mut slope = vec![0f32; width];
             for (i, (y, u)) in y.chunks_exact_mut(width).zip(u.chunks_exact(stored)).enumerate() {
                 activate(isa, kind, &u[..width], y, &mut slope);
@@ -256,7 +241,8 @@ pub(super) fn activation(
                     dropout_row(isa, y, d.row(block * rows + i), d.threshold, d.scale);
                 }
             }
-        });
+        },
+    );
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -275,30 +261,24 @@ pub(super) fn activation_backward(
     assert_eq!(u.len() / stored, dy.len() / width);
     let rows = block_rows(stored);
     let inputs = u.par_chunks(rows * stored).zip(dy.par_chunks(rows * width));
-    du.par_chunks_mut(rows * stored)
-        .zip(inputs)
-        .enumerate()
-        .for_each(|(block, (du, (u, dy)))| {
-            let mut scratch = vec![0f32; 3 * width];
-            let (value, rest) = scratch.split_at_mut(width);
-            let (slope, dropped) = rest.split_at_mut(width);
-            let per_row = du
-                .chunks_exact_mut(stored)
-                .zip(u.chunks_exact(stored))
-                .zip(dy.chunks_exact(width));
-            for (i, ((du, u), dy)) in per_row.enumerate() {
-                activate(isa, kind, &u[..width], value, slope);
-                dropped.copy_from_slice(dy);
-                if let Some(d) = d {
-                    dropout_row(isa, dropped, d.row(block * rows + i), d.threshold, d.scale);
-                }
-                if gated {
-                    let (a, b) = du.split_at_mut(width);
-                    gate_backward(isa, value, slope, &u[width..], dropped, a, b);
-                } else {
-                    du.copy_from_slice(slope);
-                    multiply(isa, du, dropped);
-                }
+    du.par_chunks_mut(rows * stored).zip(inputs).enumerate().for_each(|(block, (du, (u, dy)))| {
+        let mut scratch = vec![0f32; 3 * width];
+        let (value, rest) = scratch.split_at_mut(width);
+        let (slope, dropped) = rest.split_at_mut(width);
+        let per_row = du.chunks_exact_mut(stored).zip(u.chunks_exact(stored)).zip(dy.chunks_exact(width));
+        for (i, ((du, u), dy)) in per_row.enumerate() {
+            activate(isa, kind, &u[..width], value, slope);
+            dropped.copy_from_slice(dy);
+            if let Some(d) = d {
+                dropout_row(isa, dropped, d.row(block * rows + i), d.threshold, d.scale);
             }
-        });
+            if gated {
+                let (a, b) = du.split_at_mut(width);
+                gate_backward(isa, value, slope, &u[width..], dropped, a, b);
+            } else {
+                du.copy_from_slice(slope);
+                multiply(isa, du, dropped);
+            }
+        }
+    });
 }

@@ -50,10 +50,7 @@ impl Isa {
     }
     /// The best that this processor has.
     pub fn best() -> Isa {
-        Self::ALL
-            .into_iter()
-            .find(|i| i.available())
-            .unwrap_or(Isa::Portable)
+        Self::ALL.into_iter().find(|i| i.available()).unwrap_or(Isa::Portable)
     }
     /// Whether multiply-add rounds once.
     pub fn fuses(self) -> bool {
@@ -179,24 +176,10 @@ impl Lanes for __m512 {
                 }
             }
             if full < vectors {
-                transpose_plain(
-                    s.add(full * stride),
-                    stride,
-                    vectors - full,
-                    deep,
-                    d.add(full),
-                    width,
-                );
+                transpose_plain(s.add(full * stride), stride, vectors - full, deep, d.add(full), width);
             }
             if deep < depth {
-                transpose_plain(
-                    s.add(deep),
-                    stride,
-                    vectors,
-                    depth - deep,
-                    d.add(deep * width),
-                    width,
-                );
+                transpose_plain(s.add(deep), stride, vectors, depth - deep, d.add(deep * width), width);
             }
         }
     }
@@ -227,18 +210,9 @@ unsafe fn transpose16(s: *const f32, stride: usize, d: *mut f32, width: usize) {
         }
         for i in 0..4 {
             _mm512_storeu_ps(d.add(i * width), _mm512_shuffle_f32x4::<0x88>(t[i], t[i + 8]));
-            _mm512_storeu_ps(
-                d.add((i + 8) * width),
-                _mm512_shuffle_f32x4::<0xdd>(t[i], t[i + 8]),
-            );
-            _mm512_storeu_ps(
-                d.add((i + 4) * width),
-                _mm512_shuffle_f32x4::<0x88>(t[i + 4], t[i + 12]),
-            );
-            _mm512_storeu_ps(
-                d.add((i + 12) * width),
-                _mm512_shuffle_f32x4::<0xdd>(t[i + 4], t[i + 12]),
-            );
+            _mm512_storeu_ps(d.add((i + 8) * width), _mm512_shuffle_f32x4::<0xdd>(t[i], t[i + 8]));
+            _mm512_storeu_ps(d.add((i + 4) * width), _mm512_shuffle_f32x4::<0x88>(t[i + 4], t[i + 12]));
+            _mm512_storeu_ps(d.add((i + 12) * width), _mm512_shuffle_f32x4::<0xdd>(t[i + 4], t[i + 12]));
         }
     }
 }

@@ -33,12 +33,10 @@ pub(super) fn cross_entropy(
     }
     let classes = logits.len() / labels.len();
     let out = losses.par_iter_mut().zip(log_sum.par_iter_mut());
-    out.zip(logits.par_chunks(classes))
-        .zip(labels.par_iter())
-        .for_each(|(((loss, l), x), &label)| {
-            *l = log_sum_row(isa, x);
-            *loss = *l - x[label as usize];
-        });
+    out.zip(logits.par_chunks(classes)).zip(labels.par_iter()).for_each(|(((loss, l), x), &label)| {
+        *l = log_sum_row(isa, x);
+        *loss = *l - x[label as usize];
+    });
 }
 
 pub(super) fn cross_entropy_backward(
@@ -52,23 +50,18 @@ pub(super) fn cross_entropy_backward(
         return;
     }
     let classes = logits.len() / labels.len();
-    logits
-        .par_chunks_mut(classes)
-        .zip(labels.par_iter().zip(log_sum))
-        .for_each(|(x, (&label, &l))| {
-            softmax_row(isa, x, l, scale);
-            x[label as usize] -= scale;
-        });
+    logits.par_chunks_mut(classes).zip(labels.par_iter().zip(log_sum)).for_each(|(x, (&label, &l))| {
+        softmax_row(isa, x, l, scale);
+        x[label as usize] -= scale;
+    });
 }
 
 pub(super) fn argmax(x: &[f32], width: usize) -> Vec<u32> {
     x.par_chunks(width.max(1))
         .map(|row| {
             let first = (0, f32::NEG_INFINITY);
-            row.iter()
-                .enumerate()
-                .fold(first, |best, (i, &v)| if v > best.1 { (i, v) } else { best })
-                .0 as u32
+            row.iter().enumerate().fold(first, |best, (i, &v)| if v > best.1 { (i, v) } else { best }).0
+                as u32
         })
         .collect()
 }

@@ -91,9 +91,7 @@ pub(super) fn max(x: &[f32]) -> f32 {
             lanes[j] = if c[j] > lanes[j] { c[j] } else { lanes[j] };
         }
     }
-    let m = lanes
-        .into_iter()
-        .fold(f32::NEG_INFINITY, |m, v| if v > m { v } else { m });
+    let m = lanes.into_iter().fold(f32::NEG_INFINITY, |m, v| if v > m { v } else { m });
     rest.iter().fold(m, |m, &v| if v > m { v } else { m })
 }
 
@@ -113,11 +111,7 @@ mod tests {
             let (t, want) = (tanh::<true>(x / 8.0) as f64, libm::tanh((x / 8.0) as f64));
             assert!((t - want).abs() < 2e-7, "tanh({}) = {t}, not {want}", x / 8.0);
             let ((f, _), want) = (erf_and_gauss::<true>(x / 16.0), libm::erf((x / 16.0) as f64));
-            assert!(
-                (f as f64 - want).abs() < 4e-7,
-                "erf({}) = {f}, not {want}",
-                x / 16.0
-            );
+            assert!((f as f64 - want).abs() < 4e-7, "erf({}) = {f}, not {want}", x / 16.0);
         }
         assert_eq!(exp::<true>(f32::NEG_INFINITY), 0.0);
         assert!(exp::<true>(f32::NAN).is_nan());

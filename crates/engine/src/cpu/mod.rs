@@ -70,11 +70,7 @@ impl Cpu {
             .thread_name(|i| format!("tercio-{i}"))
             .build()
             .map_err(|e| CpuError::Threads(threads, e))?;
-        Ok(Cpu {
-            threads: Arc::new(pool),
-            pool: Arc::new(pool::Pool::default()),
-            isa,
-        })
+        Ok(Cpu { threads: Arc::new(pool), pool: Arc::new(pool::Pool::default()), isa })
     }
     /// Number of threads.
     pub fn threads(&self) -> usize {
@@ -152,14 +148,7 @@ impl Device for Cpu {
         let n = b.columns;
         let c = c.slice();
         assert_eq!(c.len(), a.rows * n);
-        product::product(
-            self.isa,
-            product::Operand::of(&a),
-            product::Operand::of(&b),
-            c,
-            n,
-            accumulate,
-        );
+        product::product(self.isa, product::Operand::of(&a), product::Operand::of(&b), c, n, accumulate);
     }
     fn gather(&self, table: View<'_, Self>, width: usize, ids: &[u32], rows: ViewMut<'_, Self>) {
         elementwise::gather(table.slice(), width, ids, rows.slice());
@@ -192,15 +181,7 @@ impl Device for Cpu {
         dweight: ViewMut<'_, Self>,
     ) {
         let (dx, dweight) = (dx.slice(), dweight.slice());
-        norm::backward(
-            self.isa,
-            x.slice(),
-            weight.slice(),
-            eps as f32,
-            dy.slice(),
-            dx,
-            dweight,
-        );
+        norm::backward(self.isa, x.slice(), weight.slice(), eps as f32, dy.slice(), dx, dweight);
     }
     fn activation(
         &self,
@@ -242,14 +223,7 @@ impl Device for Cpu {
         y: ViewMut<'_, Self>,
         log_sum: ViewMut<'_, Self>,
     ) {
-        attention::forward(
-            self.isa,
-            x,
-            bias.map(View::slice),
-            shape,
-            y.slice(),
-            log_sum.slice(),
-        );
+        attention::forward(self.isa, x, bias.map(View::slice), shape, y.slice(), log_sum.slice());
     }
     fn attention_backward(
         &self,

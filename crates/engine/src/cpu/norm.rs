@@ -26,13 +26,11 @@ fn rstd<const F: bool>(x: &[f32], eps: f32) -> f32 {
 pub(super) fn forward(isa: Isa, x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
     assert_eq!(x.len(), y.len());
     let width = weight.len();
-    y.par_chunks_mut(ROWS * width)
-        .zip(x.par_chunks(ROWS * width))
-        .for_each(|(y, x)| {
-            for (y, x) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
-                forward_row(isa, x, weight, eps, y);
-            }
-        });
+    y.par_chunks_mut(ROWS * width).zip(x.par_chunks(ROWS * width)).for_each(|(y, x)| {
+        for (y, x) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
+            forward_row(isa, x, weight, eps, y);
+        }
+    });
 }
 
 kernel! {
@@ -74,10 +72,7 @@ pub(super) fn backward(
         .zip(inputs)
         .map(|(dx, (x, dy))| {
             let mut part = vec![0f32; width];
-            let rows = dx
-                .chunks_exact_mut(width)
-                .zip(x.chunks_exact(width))
-                .zip(dy.chunks_exact(width));
+            let rows = dx.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(dy.chunks_exact(width));
             for ((dx, x), dy) in rows {
                 backward_row(isa, x, weight, eps, dy, dx, &mut part);
             }

@@ -49,10 +49,7 @@ pub(super) fn adam(isa: Isa, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f
         gradient_scale: s.gradient_scale as f32,
     };
     let moments = m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK));
-    p.par_chunks_mut(BLOCK)
-        .zip(g.par_chunks(BLOCK))
-        .zip(moments)
-        .for_each(|((p, g), (m, v))| {
-            adam_block(isa, p, g, m, v, c);
-        });
+    p.par_chunks_mut(BLOCK).zip(g.par_chunks(BLOCK)).zip(moments).for_each(|((p, g), (m, v))| {
+        adam_block(isa, p, g, m, v, c);
+    });
 }

@@ -24,10 +24,7 @@ impl Block {
         let layout = Self::layout(capacity);
         // SAFETY: the capacity is never zero.
         let data = unsafe { alloc_zeroed(layout) } as *mut f32;
-        Block {
-            data: NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout)),
-            capacity,
-        }
+        Block { data: NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout)), capacity }
     }
 }
 
@@ -47,9 +44,7 @@ pub(super) struct Pool {
 impl Pool {
     /// A buffer of `len` elements of unspecified (but initialised) content; the smallest free block that is at most a quarter too large, or a new one.
     pub(super) fn take(pool: &Arc<Pool>, len: usize) -> Buffer {
-        let want = len
-            .next_multiple_of(ALIGN / size_of::<f32>())
-            .max(ALIGN / size_of::<f32>());
+        let want = len.next_multiple_of(ALIGN / size_of::<f32>()).max(ALIGN / size_of::<f32>());
         let mut free = pool.free.lock().expect("no panic while the lock is held");
         let fit = (0..free.1.len())
             .filter(|&i| (want..=want + want / 4).contains(&free.1[i].1.capacity))
@@ -61,11 +56,7 @@ impl Pool {
                 Block::new(want)
             }
         };
-        Buffer {
-            block: Some(block),
-            len,
-            pool: pool.clone(),
-        }
+        Buffer { block: Some(block), len, pool: pool.clone() }
     }
     /// Starts a new round and releases what was not used in the last two.
     pub(super) fn trim(&self) {

@@ -16,9 +16,9 @@ use super::lanes::{Isa, Lanes};
 use crate::device::Matrix;
 
 /// Depth of a packed block.
-const KC: usize = 256;
+const KC: usize = 192;
 /// Rows of a packed block of the left operand, about.
-const MC: usize = 168;
+const MC: usize = 336;
 /// Below this many multiply-adds a product runs on the calling thread.
 const SERIAL: usize = 1 << 17;
 
@@ -38,24 +38,11 @@ unsafe impl Sync for Operand {}
 impl Operand {
     pub(super) fn of(m: &Matrix<'_, Cpu>) -> Operand {
         let data = m.view.slice();
-        let (stored_rows, stored_columns) = if m.transposed {
-            (m.columns, m.rows)
-        } else {
-            (m.rows, m.columns)
-        };
+        let (stored_rows, stored_columns) =
+            if m.transposed { (m.columns, m.rows) } else { (m.rows, m.columns) };
         assert!(stored_rows == 0 || data.len() >= (stored_rows - 1) * m.stride + stored_columns);
-        let (row, column) = if m.transposed {
-            (1, m.stride)
-        } else {
-            (m.stride, 1)
-        };
-        Operand {
-            data: data.as_ptr(),
-            rows: m.rows,
-            columns: m.columns,
-            row,
-            column,
-        }
+        let (row, column) = if m.transposed { (1, m.stride) } else { (m.stride, 1) };
+        Operand { data: data.as_ptr(), rows: m.rows, columns: m.columns, row, column }
     }
 }
 
@@ -68,6 +55,13 @@ impl Target {
     fn at(self, offset: usize) -> *mut f32 {
         self.0.wrapping_add(offset)
     }
+}
+
+/// Elements of a cache line; packed panels begin at one, so that no load crosses a border.
+const LINE: usize = 16;
+
+fn aligned(p: *mut f32) -> *mut f32 {
+    p.wrapping_add((p as usize).wrapping_neg() % (4 * LINE) / 4)
 }
 
 thread_local! {
@@ -145,39 +139,19 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
     }
     let nr = NV * L::N;
     let np = n.div_ceil(nr);
-    let threads = if m * n * k < SERIAL {
-        1
-    } else {
-        rayon::current_num_threads()
-    };
-    let whole = Part {
-        i0: 0,
-        i1: m,
-        j0: 0,
-        j1: np,
-    };
+    let threads = if m * n * k < SERIAL { 1 } else { rayon::current_num_threads() };
+    let whole = Part { i0: 0, i1: m, j0: 0, j1: np };
     if threads == 1 && m <= MC {
         return unsafe { panels(a, b, Packed::Each, c, stride, accumulate, whole) };
     }
     // Cut rows into blocks of at most MC, as even as MR allows; few rows are cut by columns too, then each part packs its own panels.
-    let blocks = m
-        .div_ceil(MC)
-        .next_multiple_of(if m >= threads * MR { threads } else { 1 });
+    let blocks = m.div_ceil(MC).next_multiple_of(if m >= threads * MR { threads } else { 1 });
     let mc = m.div_ceil(blocks).next_multiple_of(MR);
     let blocks = m.div_ceil(mc);
-    let cuts = if blocks >= threads {
-        1
-    } else {
-        (4 * threads).div_ceil(blocks).min(np)
-    };
+    let cuts = if blocks >= threads { 1 } else { (4 * threads).div_ceil(blocks).min(np) };
     let parts = move |t: usize| {
         let (i, j) = (t / cuts, t % cuts);
-        Part {
-            i0: i * mc,
-            i1: m.min((i + 1) * mc),
-            j0: np * j / cuts,
-            j1: np * (j + 1) / cuts,
-        }
+        Part { i0: i * mc, i1: m.min((i + 1) * mc), j0: np * j / cuts, j1: np * (j + 1) / cuts }
     };
     if blocks == 1 {
         (0..cuts)
@@ -187,8 +161,8 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
         return;
     }
     let mut storage = RIGHT.take();
-    storage.resize((np * nr * k + L::N).max(storage.len()), 0.0);
-    let packed = Target(storage.as_mut_ptr());
+    storage.resize((np * nr * k + LINE).max(storage.len()), 0.0);
+    let packed = Target(aligned(storage.as_mut_ptr()));
     let chunks = (2 * threads).min(np);
     let pack_all = |t: usize| unsafe {
         for j in np * t / chunks..np * (t + 1) / chunks {
@@ -224,6 +198,13 @@ unsafe fn pack_panel_of(isa: Isa, b: Operand, j: usize, nr: usize, d: *mut f32, 
     }
 }
 
+/// Rows of a known width, so that a copy is a few moves and not a call.
+unsafe fn copy_rows<const W: usize>(s: *const f32, along: usize, depth: usize, d: *mut f32) {
+    for k in 0..depth {
+        unsafe { *(d.add(k * W) as *mut [f32; W]) = *(s.add(k * along) as *const [f32; W]) };
+    }
+}
+
 /// `d[k * width + i] = s[i * vector + k * along]` for `vectors` vectors; the rest of `width` is zero.
 unsafe fn pack(
     isa: Isa,
@@ -247,10 +228,19 @@ unsafe fn pack(
             }
         }
         if vector == 1 {
-            for k in 0..depth {
-                std::ptr::copy_nonoverlapping(s.add(k * along), d.add(k * width), vectors);
-            }
-            return;
+            return match (vectors == width, width) {
+                (true, 32) => copy_rows::<32>(s, along, depth, d),
+                (true, 16) => copy_rows::<16>(s, along, depth, d),
+                (true, 14) => copy_rows::<14>(s, along, depth, d),
+                (true, 8) => copy_rows::<8>(s, along, depth, d),
+                (true, 6) => copy_rows::<6>(s, along, depth, d),
+                (true, 4) => copy_rows::<4>(s, along, depth, d),
+                _ => {
+                    for k in 0..depth {
+                        std::ptr::copy_nonoverlapping(s.add(k * along), d.add(k * width), vectors);
+                    }
+                }
+            };
         }
         debug_assert_eq!(along, 1);
         match isa {
@@ -299,12 +289,10 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
     let rows = part.i1 - part.i0;
     let mut left = LEFT.take();
     let own = matches!(packed, Packed::Each);
-    let left_len = rows.next_multiple_of(MR) * KC;
-    left.resize(
-        (left_len + if own { nr * KC } else { 0 } + L::N).max(left.len()),
-        0.0,
-    );
-    let la = left.as_mut_ptr();
+    let left_len = (rows.next_multiple_of(MR) * KC).next_multiple_of(LINE);
+    let panel_len = if own { nr * KC } else { 0 };
+    left.resize((left_len + panel_len + LINE).max(left.len()), 0.0);
+    let la = aligned(left.as_mut_ptr());
     let lb = unsafe { la.add(left_len) };
     let mut edge = [0f32; 14 * 32];
     for p in (0..k).step_by(KC) {
@@ -314,16 +302,7 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
             for i in (part.i0..part.i1).step_by(MR) {
                 let source = a.data.add(i * a.row + p * a.column);
                 let target = la.add((i - part.i0) * depth);
-                pack(
-                    isa,
-                    source,
-                    a.row,
-                    a.column,
-                    MR.min(part.i1 - i),
-                    depth,
-                    target,
-                    MR,
-                );
+                pack(isa, source, a.row, a.column, MR.min(part.i1 - i), depth, target, MR);
             }
             for j in part.j0..part.j1 {
                 let columns = nr.min(n - j * nr);

@@ -18,10 +18,9 @@ impl<D: Device> Inputs<D> {
     fn heads(&self) -> Heads<'_, D> {
         match self {
             Inputs::Fused(x) => Heads::Fused(x.tensor.view()),
-            Inputs::Split { query, key_value } => Heads::Split {
-                query: query.tensor.view(),
-                key_value: key_value.tensor.view(),
-            },
+            Inputs::Split { query, key_value } => {
+                Heads::Split { query: query.tensor.view(), key_value: key_value.tensor.view() }
+            }
         }
     }
 }
@@ -51,10 +50,7 @@ impl<'p, D: Device> Tape<'p, D> {
         shape: &Rc<AttentionShape>,
     ) -> Var<D> {
         assert_eq!(2 * query.tensor.columns, key_value.tensor.columns);
-        let inputs = Inputs::Split {
-            query: query.clone(),
-            key_value: key_value.clone(),
-        };
+        let inputs = Inputs::Split { query: query.clone(), key_value: key_value.clone() };
         self.attend(inputs, query.tensor.rows, bias, shape)
     }
     fn attend(
@@ -64,10 +60,7 @@ impl<'p, D: Device> Tape<'p, D> {
         bias: Option<Param>,
         shape: &Rc<AttentionShape>,
     ) -> Var<D> {
-        assert!(
-            bias.is_none() || shape.buckets.is_some(),
-            "a bias table is read through `shape.buckets`"
-        );
+        assert!(bias.is_none() || shape.buckets.is_some(), "a bias table is read through `shape.buckets`");
         let device = self.device.clone();
         let mut y = Tensor::scratch(&device, rows, shape.heads * shape.head_dim);
         let mut log_sum = Tensor::scratch(&device, rows, shape.heads);
@@ -75,15 +68,7 @@ impl<'p, D: Device> Tape<'p, D> {
         device.attention(inputs.heads(), table, shape, y.view_mut(), log_sum.view_mut());
         let y = self.input(y);
         let kept = y.clone();
-        self.push(|| {
-            Box::new(Attention {
-                inputs,
-                bias,
-                shape: shape.clone(),
-                y: kept,
-                log_sum,
-            })
-        });
+        self.push(|| Box::new(Attention { inputs, bias, shape: shape.clone(), y: kept, log_sum }));
         y
     }
 }
@@ -104,10 +89,9 @@ impl<'p, D: Device> Node<'p, D> for Attention<D> {
         };
         let dx = match grads.as_mut_slice() {
             [x] => HeadsMut::Fused(x.view_mut()),
-            [query, key_value] => HeadsMut::Split {
-                query: query.view_mut(),
-                key_value: key_value.view_mut(),
-            },
+            [query, key_value] => {
+                HeadsMut::Split { query: query.view_mut(), key_value: key_value.view_mut() }
+            }
             _ => unreachable!("one or two inputs"),
         };
         device.attention_backward(

@@ -26,8 +26,7 @@ impl<'p, D: Device> Tape<'p, D> {
     pub fn logits(&self, x: &Var<D>, weight: Param, factor: f64, start: usize, end: usize) -> Tensor<D> {
         let mut z = Tensor::scratch(&self.device, end - start, weight.rows);
         let rows = crate::device::Matrix::new(x.tensor.rows_view(start, end), end - start, x.tensor.columns);
-        self.device
-            .product(rows, self.parameters.matrix(weight).t(), z.view_mut(), false);
+        self.device.product(rows, self.parameters.matrix(weight).t(), z.view_mut(), false);
         if factor != 1.0 {
             self.device.scale(z.view_mut(), factor);
         }
@@ -44,10 +43,7 @@ impl<'p, D: Device> Tape<'p, D> {
         scale: f64,
     ) -> Vec<f64> {
         assert_eq!(x.tensor.rows, labels.len());
-        assert!(
-            labels.iter().all(|&l| (l as usize) < weight.rows),
-            "a label is beyond the vocabulary"
-        );
+        assert!(labels.iter().all(|&l| (l as usize) < weight.rows), "a label is beyond the vocabulary");
         let device = self.device.clone();
         let mut losses = Tensor::scratch(&device, labels.len(), 1);
         let mut log_sum = Tensor::scratch(&device, labels.len(), 1);
@@ -62,14 +58,7 @@ impl<'p, D: Device> Tape<'p, D> {
             );
         }
         self.push(|| {
-            Box::new(CrossEntropy {
-                x: x.clone(),
-                weight,
-                labels: labels.into(),
-                factor,
-                scale,
-                log_sum,
-            })
+            Box::new(CrossEntropy { x: x.clone(), weight, labels: labels.into(), factor, scale, log_sum })
         });
         device.read_f64(losses.view())
     }
@@ -90,12 +79,7 @@ impl<'p, D: Device> Node<'p, D> for CrossEntropy<D> {
                 self.scale * self.factor,
             );
             let rows = crate::device::Matrix::new(x.rows_view(start, end), end - start, x.columns);
-            device.product(
-                z.matrix().t(),
-                rows,
-                gradients.parameters.view_mut(self.weight),
-                true,
-            );
+            device.product(z.matrix().t(), rows, gradients.parameters.view_mut(self.weight), true);
             device.product(
                 z.matrix(),
                 tape.parameters.matrix(self.weight),

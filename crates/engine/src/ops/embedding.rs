@@ -18,10 +18,7 @@ struct Embedding {
 impl<'p, D: Device> Tape<'p, D> {
     /// `[ids.len(), table.columns]`; every id must be below `table.rows`.
     pub fn embedding(&mut self, table: Param, ids: &[u32], dropout: Option<Dropout>) -> Var<D> {
-        assert!(
-            ids.iter().all(|&i| (i as usize) < table.rows),
-            "a token id is beyond the embedding table"
-        );
+        assert!(ids.iter().all(|&i| (i as usize) < table.rows), "a token id is beyond the embedding table");
         let device = self.device.clone();
         let mut y = Tensor::scratch(&device, ids.len(), table.columns);
         device.gather(self.parameter(table), table.columns, ids, y.view_mut());
@@ -30,14 +27,7 @@ impl<'p, D: Device> Tape<'p, D> {
         }
         let y = self.input(y);
         let output = y.id;
-        self.push(|| {
-            Box::new(Embedding {
-                table,
-                ids: ids.into(),
-                dropout,
-                output,
-            })
-        });
+        self.push(|| Box::new(Embedding { table, ids: ids.into(), dropout, output }));
         y
     }
 }
@@ -51,7 +41,6 @@ impl<'p, D: Device> Node<'p, D> for Embedding {
             tape.device.dropout(dy.view_mut(), self.table.columns, d);
         }
         let table = gradients.parameters.view_mut(self.table);
-        tape.device
-            .scatter_add(dy.view(), self.table.columns, &self.ids, table);
+        tape.device.scatter_add(dy.view(), self.table.columns, &self.ids, table);
     }
 }

@@ -25,34 +25,15 @@ impl<'p, D: Device> Tape<'p, D> {
         gated: bool,
         dropout: Option<Dropout>,
     ) -> Var<D> {
-        let width = if gated {
-            u.tensor.columns / 2
-        } else {
-            u.tensor.columns
-        };
+        let width = if gated { u.tensor.columns / 2 } else { u.tensor.columns };
         let mut y = Tensor::scratch(&self.device, u.tensor.rows, width);
-        self.device
-            .activation(u.tensor.view(), width, kind, gated, dropout, y.view_mut());
+        self.device.activation(u.tensor.view(), width, kind, gated, dropout, y.view_mut());
         let y = self.input(y);
         let output = y.id;
         // relu: an output is positive exactly where the input was and was not dropped.
-        let from = if kind == Activation::Relu && !gated {
-            y.clone()
-        } else {
-            u.clone()
-        };
+        let from = if kind == Activation::Relu && !gated { y.clone() } else { u.clone() };
         let u = u.id;
-        self.push(|| {
-            Box::new(FeedForward {
-                u,
-                from,
-                width,
-                kind,
-                gated,
-                dropout,
-                output,
-            })
-        });
+        self.push(|| Box::new(FeedForward { u, from, width, kind, gated, dropout, output }));
         y
     }
 }

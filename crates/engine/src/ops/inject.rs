@@ -13,10 +13,7 @@ struct Inject<D: Device> {
 impl<'p, D: Device> Tape<'p, D> {
     /// Records the root and returns `sum(x * gradient)`.
     pub fn inject(&mut self, x: &Var<D>, gradient: Tensor<D>) -> f64 {
-        assert_eq!(
-            (x.tensor.rows, x.tensor.columns),
-            (gradient.rows, gradient.columns)
-        );
+        assert_eq!((x.tensor.rows, x.tensor.columns), (gradient.rows, gradient.columns));
         let value = self.device.dot(x.tensor.view(), gradient.view());
         let x = x.id;
         self.push(|| Box::new(Inject { x, gradient }));

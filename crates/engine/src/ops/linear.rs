@@ -15,21 +15,10 @@ impl<'p, D: Device> Tape<'p, D> {
     /// `x weight^T`: `[rows, weight.rows]`.
     pub fn linear(&mut self, x: &Var<D>, weight: Param) -> Var<D> {
         let mut y = Tensor::scratch(&self.device, x.tensor.rows, weight.rows);
-        self.device.product(
-            x.tensor.matrix(),
-            self.parameters.matrix(weight).t(),
-            y.view_mut(),
-            false,
-        );
+        self.device.product(x.tensor.matrix(), self.parameters.matrix(weight).t(), y.view_mut(), false);
         let y = self.input(y);
         let output = y.id;
-        self.push(|| {
-            Box::new(Linear {
-                x: x.clone(),
-                weight,
-                output,
-            })
-        });
+        self.push(|| Box::new(Linear { x: x.clone(), weight, output }));
         y
     }
 }
@@ -40,18 +29,8 @@ impl<'p, D: Device> Node<'p, D> for Linear<D> {
             return;
         };
         let x = &self.x.tensor;
-        tape.device.product(
-            dy.matrix().t(),
-            x.matrix(),
-            gradients.parameters.view_mut(self.weight),
-            true,
-        );
+        tape.device.product(dy.matrix().t(), x.matrix(), gradients.parameters.view_mut(self.weight), true);
         let dx = gradients.sum(self.x.id, x.rows, x.columns);
-        tape.device.product(
-            dy.matrix(),
-            tape.parameters.matrix(self.weight),
-            dx.view_mut(),
-            true,
-        );
+        tape.device.product(dy.matrix(), tape.parameters.matrix(self.weight), dx.view_mut(), true);
     }
 }

@@ -34,15 +34,7 @@ impl<'p, D: Device> Tape<'p, D> {
         }
         let y = self.input(y);
         let output = y.id;
-        self.push(|| {
-            Box::new(RmsNorm {
-                x: x.clone(),
-                weight,
-                eps,
-                dropout,
-                output,
-            })
-        });
+        self.push(|| Box::new(RmsNorm { x: x.clone(), weight, eps, dropout, output }));
         y
     }
     /// `rms_norm(x) weight^T`: `[rows, weight.rows]`.
@@ -51,23 +43,10 @@ impl<'p, D: Device> Tape<'p, D> {
         let mut n = Tensor::scratch(&device, x.tensor.rows, x.tensor.columns);
         device.rms_norm(x.tensor.view(), self.parameter(norm), eps, n.view_mut());
         let mut y = Tensor::scratch(&device, x.tensor.rows, weight.rows);
-        device.product(
-            n.matrix(),
-            self.parameters.matrix(weight).t(),
-            y.view_mut(),
-            false,
-        );
+        device.product(n.matrix(), self.parameters.matrix(weight).t(), y.view_mut(), false);
         let y = self.input(y);
         let output = y.id;
-        self.push(|| {
-            Box::new(NormLinear {
-                x: x.clone(),
-                norm,
-                eps,
-                weight,
-                output,
-            })
-        });
+        self.push(|| Box::new(NormLinear { x: x.clone(), norm, eps, weight, output }));
         y
     }
 }
@@ -93,19 +72,9 @@ impl<'p, D: Device> Node<'p, D> for NormLinear<D> {
         let (device, x) = (&tape.device, &self.x.tensor);
         let mut n = Tensor::scratch(device, x.rows, x.columns);
         device.rms_norm(x.view(), tape.parameter(self.norm), self.eps, n.view_mut());
-        device.product(
-            dy.matrix().t(),
-            n.matrix(),
-            gradients.parameters.view_mut(self.weight),
-            true,
-        );
+        device.product(dy.matrix().t(), n.matrix(), gradients.parameters.view_mut(self.weight), true);
         let mut dn = n;
-        device.product(
-            dy.matrix(),
-            tape.parameters.matrix(self.weight),
-            dn.view_mut(),
-            false,
-        );
+        device.product(dy.matrix(), tape.parameters.matrix(self.weight), dn.view_mut(), false);
         drop(dy);
         norm_backward(tape, gradients, &self.x, self.norm, self.eps, &dn);
     }
@@ -120,9 +89,8 @@ fn norm_backward<'p, D: Device>(
     dy: &Tensor<D>,
 ) {
     // The slot is taken out and put back so that values and parameters can be borrowed side by side.
-    let mut dx = gradients
-        .take(x.id)
-        .unwrap_or_else(|| Tensor::zeros(&tape.device, x.tensor.rows, x.tensor.columns));
+    let mut dx =
+        gradients.take(x.id).unwrap_or_else(|| Tensor::zeros(&tape.device, x.tensor.rows, x.tensor.columns));
     tape.device.rms_norm_backward(
         x.tensor.view(),
         tape.parameter(weight),

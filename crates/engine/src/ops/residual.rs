@@ -25,25 +25,12 @@ impl<'p, D: Device> Tape<'p, D> {
     ) -> Var<D> {
         let device = self.device.clone();
         let mut y = Tensor::scratch(&device, x.tensor.rows, weight.rows);
-        device.product(
-            x.tensor.matrix(),
-            self.parameters.matrix(weight).t(),
-            y.view_mut(),
-            false,
-        );
+        device.product(x.tensor.matrix(), self.parameters.matrix(weight).t(), y.view_mut(), false);
         device.residual(y.view_mut(), residual.tensor.view(), weight.rows, dropout);
         let y = self.input(y);
         let output = y.id;
         let residual = residual.id;
-        self.push(|| {
-            Box::new(LinearResidual {
-                x: x.clone(),
-                weight,
-                residual,
-                dropout,
-                output,
-            })
-        });
+        self.push(|| Box::new(LinearResidual { x: x.clone(), weight, residual, dropout, output }));
         y
     }
 }
@@ -60,19 +47,9 @@ impl<'p, D: Device> Node<'p, D> for LinearResidual<D> {
             t
         });
         let d = dropped.as_ref().unwrap_or(&dy);
-        device.product(
-            d.matrix().t(),
-            x.matrix(),
-            gradients.parameters.view_mut(self.weight),
-            true,
-        );
+        device.product(d.matrix().t(), x.matrix(), gradients.parameters.view_mut(self.weight), true);
         let dx = gradients.sum(self.x.id, x.rows, x.columns);
-        device.product(
-            d.matrix(),
-            tape.parameters.matrix(self.weight),
-            dx.view_mut(),
-            true,
-        );
+        device.product(d.matrix(), tape.parameters.matrix(self.weight), dx.view_mut(), true);
         gradients.add(self.residual, dy);
     }
 }

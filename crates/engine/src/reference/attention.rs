@@ -23,26 +23,12 @@ impl<'a> Inputs<'a> {
                 let x = x.slice();
                 let part = |i: usize| x.get(i * inner..).unwrap_or(&[]);
                 let (query_stride, key_stride) = (3 * inner, 3 * inner);
-                Inputs {
-                    query: part(0),
-                    key: part(1),
-                    value: part(2),
-                    query_stride,
-                    key_stride,
-                    dim,
-                }
+                Inputs { query: part(0), key: part(1), value: part(2), query_stride, key_stride, dim }
             }
             Heads::Split { query, key_value } => {
                 let (query, key_value) = (query.slice(), key_value.slice());
                 let value = key_value.get(inner..).unwrap_or(&[]);
-                Inputs {
-                    query,
-                    key: key_value,
-                    value,
-                    query_stride: inner,
-                    key_stride: 2 * inner,
-                    dim,
-                }
+                Inputs { query, key: key_value, value, query_stride: inner, key_stride: 2 * inner, dim }
             }
         }
     }
@@ -76,29 +62,20 @@ fn each_row(inputs: &Inputs<'_>, bias: Option<&[f64]>, shape: &AttentionShape, m
         for i in 0..queries.len() {
             for head in 0..shape.heads {
                 let query = queries.start as usize + i;
-                let mut row = Row {
-                    query,
-                    head,
-                    keys: vec![],
-                    table: vec![],
-                    scores: vec![],
-                };
+                let mut row = Row { query, head, keys: vec![], table: vec![], scores: vec![] };
                 for j in 0..keys.len() {
                     if shape.causal && j > i + shape.first_query {
                         continue;
                     }
                     let key = keys.start as usize + j;
                     let entry = bias.map(|_| {
-                        let buckets = shape
-                            .buckets
-                            .as_ref()
-                            .expect("a bias table is read through `shape.buckets`");
+                        let buckets =
+                            shape.buckets.as_ref().expect("a bias table is read through `shape.buckets`");
                         let position = buckets.key_positions.as_ref().map_or(j, |p| p[key] as usize);
                         buckets.of(i + shape.first_query, position) * shape.heads + head
                     });
                     let product = shape.scale * dot(inputs.query(query, head), inputs.key(key, head));
-                    row.scores
-                        .push(product + bias.zip(entry).map_or(0.0, |(table, e)| table[e]));
+                    row.scores.push(product + bias.zip(entry).map_or(0.0, |(table, e)| table[e]));
                     row.table.push(entry);
                     row.keys.push(key);
                 }
@@ -133,11 +110,7 @@ pub(super) fn forward(
 
 /// Dropout's factor on the weight of packed row `key`; its column is the key's row within the sequence.
 fn dropped(shape: &AttentionShape, row: &Row, key: usize) -> f64 {
-    factor(
-        shape.dropout,
-        row.query * shape.heads + row.head,
-        key - row.keys[0],
-    )
+    factor(shape.dropout, row.query * shape.heads + row.head, key - row.keys[0])
 }
 
 pub(super) fn backward(
@@ -153,11 +126,8 @@ pub(super) fn backward(
     let inner = heads * dim;
     let rows_of = |spans: &[crate::device::Span]| spans.iter().map(|s| s.end as usize).max().unwrap_or(0);
     let (query_rows, key_rows) = (rows_of(&shape.queries), rows_of(&shape.keys));
-    let (mut dq, mut dk, mut dv) = (
-        vec![0.0; query_rows * inner],
-        vec![0.0; key_rows * inner],
-        vec![0.0; key_rows * inner],
-    );
+    let (mut dq, mut dk, mut dv) =
+        (vec![0.0; query_rows * inner], vec![0.0; key_rows * inner], vec![0.0; key_rows * inner]);
     each_row(&inputs, bias, shape, |row| {
         let total = rows::log_sum_exp(&row.scores);
         let p: Vec<f64> = row.scores.iter().map(|s| libm::exp(s - total)).collect();
@@ -165,12 +135,8 @@ pub(super) fn backward(
         let dy = &dy[q_at..][..dim];
         // y = sum_j p_j f_j v_j: dp_j = f_j v_j dy; softmax: ds_j = p_j (dp_j - sum_k p_k dp_k).
         let f: Vec<f64> = row.keys.iter().map(|&key| dropped(shape, &row, key)).collect();
-        let dp: Vec<f64> = row
-            .keys
-            .iter()
-            .zip(&f)
-            .map(|(&key, f)| f * dot(inputs.value(key, row.head), dy))
-            .collect();
+        let dp: Vec<f64> =
+            row.keys.iter().zip(&f).map(|(&key, f)| f * dot(inputs.value(key, row.head), dy)).collect();
         let mean = dot(&p, &dp);
         for (j, &key) in row.keys.iter().enumerate() {
             let ds = p[j] * (dp[j] - mean);
@@ -185,10 +151,7 @@ pub(super) fn backward(
             }
         }
     });
-    let queries = shape
-        .queries
-        .iter()
-        .flat_map(|s| s.start as usize..s.end as usize);
+    let queries = shape.queries.iter().flat_map(|s| s.start as usize..s.end as usize);
     let keys = shape.keys.iter().flat_map(|s| s.start as usize..s.end as usize);
     let row = |x: &[f64], r: usize| x[r * inner..(r + 1) * inner].to_vec();
     match dx {

@@ -26,15 +26,9 @@ impl Matrix<'_, Reference> {
     fn dense(&self) -> Vec<f64> {
         let stored = self.view.slice();
         let at = |i, j| {
-            if self.transposed {
-                stored[j * self.stride + i]
-            } else {
-                stored[i * self.stride + j]
-            }
+            if self.transposed { stored[j * self.stride + i] } else { stored[i * self.stride + j] }
         };
-        (0..self.rows * self.columns)
-            .map(|e| at(e / self.columns, e % self.columns))
-            .collect()
+        (0..self.rows * self.columns).map(|e| at(e / self.columns, e % self.columns)).collect()
     }
 }
 
@@ -151,14 +145,7 @@ impl Device for Reference {
         dx: ViewMut<'_, Self>,
         dweight: ViewMut<'_, Self>,
     ) {
-        rows::rms_norm_backward(
-            x.slice(),
-            weight.slice(),
-            eps,
-            dy.slice(),
-            dx.slice(),
-            dweight.slice(),
-        );
+        rows::rms_norm_backward(x.slice(), weight.slice(), eps, dy.slice(), dx.slice(), dweight.slice());
     }
     fn activation(
         &self,
@@ -174,11 +161,7 @@ impl Device for Reference {
         assert_eq!(u.len() * width, y.len() * stored);
         for (k, y) in y.iter_mut().enumerate() {
             let (row, column) = (k / width, k % width);
-            let gate = if gated {
-                u[row * stored + width + column]
-            } else {
-                1.0
-            };
+            let gate = if gated { u[row * stored + width + column] } else { 1.0 };
             *y = rows::activation(kind, u[row * stored + column]) * gate * factor(dropout, row, column);
         }
     }
@@ -228,14 +211,7 @@ impl Device for Reference {
         dx: HeadsMut<'_, Self>,
         dbias: Option<ViewMut<'_, Self>>,
     ) {
-        attention::backward(
-            x,
-            bias.map(|b| b.slice()),
-            shape,
-            dy.slice(),
-            dx,
-            dbias.map(|b| b.slice()),
-        );
+        attention::backward(x, bias.map(|b| b.slice()), shape, dy.slice(), dx, dbias.map(|b| b.slice()));
     }
     fn cross_entropy(
         &self,
@@ -260,9 +236,7 @@ impl Device for Reference {
         let rows = x.len().checked_div(width).unwrap_or(0);
         let greatest =
             |row: &[f64]| (1..width).fold(0, |best, j| if row[j] > row[best] { j } else { best }) as u32;
-        (0..rows)
-            .map(|i| greatest(&x[i * width..(i + 1) * width]))
-            .collect()
+        (0..rows).map(|i| greatest(&x[i * width..(i + 1) * width])).collect()
     }
     fn adam(
         &self,
@@ -272,13 +246,7 @@ impl Device for Reference {
         second: ViewMut<'_, Self>,
         step: AdamStep,
     ) {
-        rows::adam(
-            parameters.slice(),
-            gradients.slice(),
-            first.slice(),
-            second.slice(),
-            step,
-        );
+        rows::adam(parameters.slice(), gradients.slice(), first.slice(), second.slice(), step);
     }
 }
 

@@ -42,12 +42,7 @@ const BUCKETS: usize = 5;
 /// A table that is read at distances -6 to 6 and clamped beyond, nearer keys and later keys in other buckets.
 fn buckets(key_positions: Option<Vec<u32>>) -> Option<Arc<RelativeBuckets>> {
     let bucket = (0..13u16).map(|i| i * 7 % BUCKETS as u16).collect();
-    Some(Arc::new(RelativeBuckets {
-        bucket,
-        zero: 6,
-        buckets: BUCKETS,
-        key_positions,
-    }))
+    Some(Arc::new(RelativeBuckets { bucket, zero: 6, buckets: BUCKETS, key_positions }))
 }
 
 fn self_shape(s: &Sizes) -> AttentionShape {
@@ -74,9 +69,7 @@ fn cross_shape(s: &Sizes) -> AttentionShape {
 
 /// Positions with gaps, as padding between passages leaves them.
 fn positions(keys: &[Span]) -> Vec<u32> {
-    keys.iter()
-        .flat_map(|s| (0..s.len() as u32).map(|j| j + 2 * (j / 3)))
-        .collect()
+    keys.iter().flat_map(|s| (0..s.len() as u32).map(|j| j + 2 * (j / 3))).collect()
 }
 
 fn attentions(s: &Sizes) -> Vec<(String, Op, bool)> {
@@ -98,29 +91,11 @@ fn attentions(s: &Sizes) -> Vec<(String, Op, bool)> {
         ("self-attention".into(), of(own.clone()), false),
         (
             "self-attention, scaled, dropout".into(),
-            of(AttentionShape {
-                scale,
-                dropout: drop(1),
-                ..own.clone()
-            }),
+            of(AttentionShape { scale, dropout: drop(1), ..own.clone() }),
             false,
         ),
-        (
-            "self-attention, causal".into(),
-            of(AttentionShape {
-                causal: true,
-                ..own.clone()
-            }),
-            false,
-        ),
-        (
-            "self-attention, bias".into(),
-            of(AttentionShape {
-                buckets: buckets(None),
-                ..own.clone()
-            }),
-            true,
-        ),
+        ("self-attention, causal".into(), of(AttentionShape { causal: true, ..own.clone() }), false),
+        ("self-attention, bias".into(), of(AttentionShape { buckets: buckets(None), ..own.clone() }), true),
         (
             "self-attention, causal, bias, scaled, dropout".into(),
             of(AttentionShape {
@@ -135,35 +110,20 @@ fn attentions(s: &Sizes) -> Vec<(String, Op, bool)> {
         ("cross-attention".into(), over(cross.clone()), false),
         (
             "cross-attention, dropout".into(),
-            over(AttentionShape {
-                dropout: drop(3),
-                ..cross.clone()
-            }),
+            over(AttentionShape { dropout: drop(3), ..cross.clone() }),
             false,
         ),
         (
             "cross-attention, bias".into(),
-            over(AttentionShape {
-                buckets: buckets(None),
-                ..cross.clone()
-            }),
+            over(AttentionShape { buckets: buckets(None), ..cross.clone() }),
             true,
         ),
         (
             "cross-attention, bias by key positions, dropout".into(),
-            over(AttentionShape {
-                buckets: placed,
-                dropout: drop(4),
-                scale,
-                ..cross.clone()
-            }),
+            over(AttentionShape { buckets: placed, dropout: drop(4), scale, ..cross.clone() }),
             true,
         ),
-        (
-            "cross-attention, one step, causal, bias".into(),
-            over(steps),
-            true,
-        ),
+        ("cross-attention, one step, causal, bias".into(), over(steps), true),
     ]
 }
 
@@ -174,13 +134,7 @@ pub fn cases(s: &Sizes) -> Vec<Case> {
     let mut add = |name: String, op: Op, parameters: Vec<(usize, usize)>, inputs: Vec<(usize, usize)>| {
         let seed = key(&[s.seed, cases.len() as u64]);
         let name = format!("{name}, rows {rows}, width {width}, {} x {}", s.heads, s.head_dim);
-        cases.push(Case {
-            name,
-            op,
-            parameters,
-            inputs,
-            seed,
-        });
+        cases.push(Case { name, op, parameters, inputs, seed });
     };
     let draw = |i: usize, below: usize| (key(&[s.seed, 77, i as u64]) % below as u64) as u32;
     let ids: Vec<u32> = (0..rows).map(|i| draw(i, s.classes)).collect();
@@ -188,59 +142,21 @@ pub fn cases(s: &Sizes) -> Vec<Case> {
 
     for drop in [0.0, 0.3] {
         let d = if drop > 0.0 { ", dropout" } else { "" };
-        let embedding = Op::Embedding {
-            ids: ids.clone(),
-            drop,
-        };
-        add(
-            format!("embedding{d}"),
-            embedding,
-            vec![(s.classes, width)],
-            vec![],
-        );
-        add(
-            format!("rms norm{d}"),
-            Op::RmsNorm { drop },
-            vec![(1, width)],
-            vec![(rows, width)],
-        );
+        let embedding = Op::Embedding { ids: ids.clone(), drop };
+        add(format!("embedding{d}"), embedding, vec![(s.classes, width)], vec![]);
+        add(format!("rms norm{d}"), Op::RmsNorm { drop }, vec![(1, width)], vec![(rows, width)]);
         let inputs = vec![(rows, width), (rows, out)];
-        add(
-            format!("linear with residual{d}"),
-            Op::LinearResidual { drop },
-            vec![(out, width)],
-            inputs,
-        );
-        for kind in [
-            Activation::Relu,
-            Activation::GeluTanh,
-            Activation::GeluErf,
-            Activation::Silu,
-        ] {
+        add(format!("linear with residual{d}"), Op::LinearResidual { drop }, vec![(out, width)], inputs);
+        for kind in [Activation::Relu, Activation::GeluTanh, Activation::GeluErf, Activation::Silu] {
             for gated in [false, true] {
                 let stored = if gated { 2 * width } else { width };
                 let name = format!("{kind:?}{}{d}", if gated { ", gated" } else { "" });
-                add(
-                    name,
-                    Op::Activation { kind, gated, drop },
-                    vec![],
-                    vec![(rows, stored)],
-                );
+                add(name, Op::Activation { kind, gated, drop }, vec![], vec![(rows, stored)]);
             }
         }
     }
-    add(
-        "norm and linear".into(),
-        Op::NormLinear,
-        vec![(1, width), (out, width)],
-        vec![(rows, width)],
-    );
-    add(
-        "linear".into(),
-        Op::Linear,
-        vec![(out, width)],
-        vec![(rows, width)],
-    );
+    add("norm and linear".into(), Op::NormLinear, vec![(1, width), (out, width)], vec![(rows, width)]);
+    add("linear".into(), Op::Linear, vec![(out, width)], vec![(rows, width)]);
     for (name, op, bias) in attentions(s) {
         let inputs = match &op {
             Op::CrossAttention { shape } => {
@@ -249,24 +165,14 @@ pub fn cases(s: &Sizes) -> Vec<Case> {
             }
             _ => vec![(s.tokens(), 3 * inner)],
         };
-        add(
-            name,
-            op,
-            if bias { vec![(BUCKETS, s.heads)] } else { vec![] },
-            inputs,
-        );
+        add(name, op, if bias { vec![(BUCKETS, s.heads)] } else { vec![] }, inputs);
     }
     // More rows than a block of logits, so that blocks meet.
     let many = rows.max(tercio_engine::ops::cross_entropy::BLOCK + 6);
     for factor in [1.0, 0.6] {
         let labels = (0..many).map(|i| draw(i, s.classes)).collect();
         let name = format!("cross-entropy, factor {factor}");
-        add(
-            name,
-            Op::CrossEntropy { labels, factor },
-            vec![(s.classes, width)],
-            vec![(many, width)],
-        );
+        add(name, Op::CrossEntropy { labels, factor }, vec![(s.classes, width)], vec![(many, width)]);
     }
     for recompute in [false, true] {
         let name = if recompute { "recomputed " } else { "" };
@@ -278,26 +184,14 @@ pub fn cases(s: &Sizes) -> Vec<Case> {
         );
         let pair = |of: fn(&(usize, usize)) -> usize| s.pairs.iter().map(of).sum::<usize>();
         let inputs = vec![(pair(|p| p.0), width), (pair(|p| p.1), width)];
-        add(
-            format!("{name}decoder"),
-            decoder(s, recompute),
-            decoder_parameters(s),
-            inputs,
-        );
+        add(format!("{name}decoder"), decoder(s, recompute), decoder_parameters(s), inputs);
     }
     cases
 }
 
 fn encoder(s: &Sizes, recompute: bool) -> Op {
-    let shape = AttentionShape {
-        buckets: buckets(None),
-        ..self_shape(s)
-    };
-    Op::Encoder {
-        shape,
-        drop: 0.2,
-        recompute,
-    }
+    let shape = AttentionShape { buckets: buckets(None), ..self_shape(s) };
+    Op::Encoder { shape, drop: 0.2, recompute }
 }
 fn encoder_parameters(s: &Sizes) -> Vec<(usize, usize)> {
     let (w, inner, f) = (s.width, s.heads * s.head_dim, s.width + 1);
@@ -315,15 +209,8 @@ fn encoder_parameters(s: &Sizes) -> Vec<(usize, usize)> {
 }
 fn decoder(s: &Sizes, recompute: bool) -> Op {
     let shape = cross_shape(s);
-    let shape = AttentionShape {
-        buckets: buckets(Some(positions(&shape.keys))),
-        ..shape
-    };
-    Op::Decoder {
-        shape,
-        drop: 0.2,
-        recompute,
-    }
+    let shape = AttentionShape { buckets: buckets(Some(positions(&shape.keys))), ..shape };
+    Op::Decoder { shape, drop: 0.2, recompute }
 }
 fn decoder_parameters(s: &Sizes) -> Vec<(usize, usize)> {
     let (w, inner) = (s.width, s.heads * s.head_dim);

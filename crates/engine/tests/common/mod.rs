@@ -72,10 +72,7 @@ pub struct Outcome {
 impl Outcome {
     /// The bits of everything.
     pub fn bits(&self) -> Vec<u64> {
-        let all = self
-            .tensors
-            .iter()
-            .flat_map(|(_, t)| t.iter().map(|v| v.to_bits()));
+        let all = self.tensors.iter().flat_map(|(_, t)| t.iter().map(|v| v.to_bits()));
         all.chain([self.loss.to_bits()]).collect()
     }
 }
@@ -97,9 +94,7 @@ const EPS: f64 = 1e-6;
 /// Standard normals over the square root of the columns, exact in f32.
 pub fn values(stream: u64, rows: usize, columns: usize) -> Vec<f32> {
     let scale = 1.0 / (columns.max(1) as f64).sqrt();
-    (0..rows * columns)
-        .map(|i| (normal(stream, i as u64) * scale) as f32)
-        .collect()
+    (0..rows * columns).map(|i| (normal(stream, i as u64) * scale) as f32).collect()
 }
 
 fn stream(case: &Case, part: u64) -> u64 {
@@ -109,13 +104,7 @@ fn stream(case: &Case, part: u64) -> u64 {
 impl Case {
     /// Elements of parameter or input `t`.
     pub fn len(&self, t: usize) -> usize {
-        let (rows, columns) = self
-            .parameters
-            .iter()
-            .chain(&self.inputs)
-            .nth(t)
-            .copied()
-            .unwrap();
+        let (rows, columns) = self.parameters.iter().chain(&self.inputs).nth(t).copied().unwrap();
         rows * columns
     }
     /// Runs forward and backward on `device`, within its threads.
@@ -141,21 +130,10 @@ impl Case {
             let host = values(stream(self, t as u64), p.rows, p.columns);
             device.write(arena.view_mut(p), &host);
             if let Some((i, v)) = nudged(t, &host) {
-                device.fill(
-                    arena.view_mut(Param {
-                        start: p.start + i,
-                        rows: 1,
-                        columns: 1,
-                    }),
-                    v,
-                );
+                device.fill(arena.view_mut(Param { start: p.start + i, rows: 1, columns: 1 }), v);
             }
         }
-        let draw = Draw {
-            seed: self.seed,
-            update: 3,
-            shard: 1,
-        };
+        let draw = Draw { seed: self.seed, update: 3, shard: 1 };
         let mut tape = Tape::recording(device, &arena, Some(draw));
         let inputs: Vec<Var<D>> = (self.inputs.iter().enumerate())
             .map(|(i, &(rows, columns))| {
@@ -195,10 +173,7 @@ impl Case {
         device.fill(gradients.all_mut(), how.gradients);
         let input_gradients = tape.backward(&mut gradients, &inputs.iter().collect::<Vec<_>>());
         for (t, &p) in places.iter().enumerate() {
-            tensors.push((
-                format!("gradient of parameter {t}"),
-                device.read_f64(gradients.view(p)),
-            ));
+            tensors.push((format!("gradient of parameter {t}"), device.read_f64(gradients.view(p))));
         }
         for (i, g) in input_gradients.iter().enumerate() {
             tensors.push((format!("gradient of input {i}"), device.read_f64(g.view())));
@@ -225,27 +200,15 @@ impl Op {
                 tape.cross_attention(&x[0], &x[1], p.first().copied(), &Rc::new(shape.clone()))
             }
             Op::CrossEntropy { .. } => unreachable!("is a root"),
-            Op::Encoder {
-                shape,
-                drop,
-                recompute,
-            } => {
+            Op::Encoder { shape, drop, recompute } => {
                 let (mut h, drop) = (x[0].clone(), *drop);
                 for layer in 0..2 {
                     let block = encoder_layer(p, shape, layer, drop);
-                    h = if *recompute {
-                        tape.recompute(&[&h], block)
-                    } else {
-                        block(tape, &[h])
-                    };
+                    h = if *recompute { tape.recompute(&[&h], block) } else { block(tape, &[h]) };
                 }
                 h
             }
-            Op::Decoder {
-                shape,
-                drop,
-                recompute,
-            } => {
+            Op::Decoder { shape, drop, recompute } => {
                 let (mut h, drop) = (x[0].clone(), *drop);
                 let key_value = tape.linear(&x[1], p[0]);
                 for layer in 0..2 {
@@ -268,10 +231,7 @@ fn dropped<D: Device>(
     site: u64,
     drop: f64,
 ) -> Rc<AttentionShape> {
-    Rc::new(AttentionShape {
-        dropout: tape.dropout(site, drop),
-        ..shape.clone()
-    })
+    Rc::new(AttentionShape { dropout: tape.dropout(site, drop), ..shape.clone() })
 }
 
 /// Parameters: norm, query, key, value, output, second norm, both halves of the gated input, output, bias table.
