@@ -6,6 +6,7 @@ pub mod error;
 pub mod objective;
 pub mod objectives;
 pub mod options;
+pub mod plan;
 pub mod predict;
 pub mod run;
 pub mod schedule;

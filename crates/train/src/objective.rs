@@ -31,6 +31,17 @@ pub struct ShardSize {
     pub truncated: u64,
 }
 
+impl ShardSize {
+    /// Adds another shard's size.
+    pub fn add(&mut self, other: ShardSize) {
+        self.tokens += other.tokens;
+        self.padded_tokens += other.padded_tokens;
+        self.count += other.count;
+        self.inputs += other.inputs;
+        self.truncated += other.truncated;
+    }
+}
+
 /// The outcome of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {

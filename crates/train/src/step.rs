@@ -74,12 +74,7 @@ impl<'a, D: Device, O: Objective<D>> Stepper<'a, D, O> {
         let shards = self.objective.shards(examples, self.plan.micro)?;
         let mut size = ShardSize::default();
         for shard in &shards {
-            let s = self.objective.size(shard);
-            size.tokens += s.tokens;
-            size.padded_tokens += s.padded_tokens;
-            size.count += s.count;
-            size.inputs += s.inputs;
-            size.truncated += s.truncated;
+            size.add(self.objective.size(shard));
         }
         let weight = 1.0 / size.count.max(1) as f64;
         let mut loss = 0.0;
@@ -92,25 +87,17 @@ impl<'a, D: Device, O: Objective<D>> Stepper<'a, D, O> {
                 self.sum.push(done);
             }
             let (_, gradients) = group.get_or_insert_with(|| (g, self.sum.arena(self.objective.layout())));
-            let draw = Draw {
-                seed: self.seed,
-                update: state.step,
-                shard: s as u64,
-            };
+            let draw = Draw { seed: self.seed, update: state.step, shard: s as u64 };
             let outcome =
-                self.objective
-                    .gradient(&self.device, &state.parameters, shard, draw, weight, gradients);
+                self.objective.gradient(&self.device, &state.parameters, shard, draw, weight, gradients);
             loss += outcome.loss;
         }
         if let Some((_, done)) = group {
             self.sum.push(done);
         }
         let gradients = self.sum.finish().expect("an update has at least one shard");
-        let not_finite = |what| TrainError::NotFinite {
-            update: state.step + 1,
-            what,
-            rows: examples.rows.clone(),
-        };
+        let not_finite =
+            |what| TrainError::NotFinite { update: state.step + 1, what, rows: examples.rows.clone() };
         if !loss.is_finite() {
             return Err(not_finite("loss"));
         }
@@ -119,36 +106,22 @@ impl<'a, D: Device, O: Objective<D>> Stepper<'a, D, O> {
             return Err(not_finite("gradient"));
         }
         let o = &self.optim;
-        let clip = if o.clip > 0.0 {
-            (o.clip / (gradient_norm + 1e-6)).min(1.0)
-        } else {
-            1.0
-        };
+        let clip = if o.clip > 0.0 { (o.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
         let lr = learning_rate(o, state.step);
         let step = AdamStep {
             lr,
             beta1: 0.9,
             beta2: 0.999,
             eps: 1e-8,
-            weight_decay: if o.optim == Optim::Adamw {
-                o.weight_decay
-            } else {
-                0.0
-            },
+            weight_decay: if o.optim == Optim::Adamw { o.weight_decay } else { 0.0 },
             step: state.step + 1,
             gradient_scale: clip,
         };
         let (p, m, v) = (&mut state.parameters, &mut state.first, &mut state.second);
-        self.device
-            .adam(p.all_mut(), gradients.all(), m.all_mut(), v.all_mut(), step);
+        self.device.adam(p.all_mut(), gradients.all(), m.all_mut(), v.all_mut(), step);
         state.step += 1;
         self.sum.recycle(gradients);
         self.device.trim();
-        Ok(UpdateOutcome {
-            loss,
-            gradient_norm,
-            lr,
-            size,
-        })
+        Ok(UpdateOutcome { loss, gradient_norm, lr, size })
     }
 }

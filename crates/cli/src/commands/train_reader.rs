@@ -6,8 +6,9 @@ use clap::Args;
 use tercio_engine::{Cpu, Device};
 use tercio_train::options::ReaderOptions;
 use tercio_train::run::{EXIT_SAVED_NOT_REQUEUED, Signals, Verbosity, init_logging, log_to, note_failure};
+use tercio_train::scratch::ScratchFolder;
 use tercio_train::trainer::{LoopOptions, RunFolder, RunOutcome};
-use tercio_train::{TrainError, setup, trainer};
+use tercio_train::{TrainError, plan, setup, trainer};
 
 use super::common;
 
@@ -35,6 +36,9 @@ impl TrainReader {
             false => Verbosity::Normal,
         };
         init_logging(None, verbosity)?;
+        if options.run.dry_run {
+            return dry_run(&options, &device, self.json);
+        }
         let folder = setup::open_folder(&options)?;
         log_to(&folder.dir)?;
         let outcome = go(&options, &device, &folder, !self.quiet)
@@ -71,6 +75,25 @@ fn go(
         run.counters.take(),
         Some(&signals),
     )
+}
+
+/// Prints the plan; the run's folder is read where there is one, and never changed.
+fn dry_run(options: &ReaderOptions, device: &Cpu, json: bool) -> anyhow::Result<ExitCode> {
+    for note in options.notes() {
+        tracing::info!("{note}");
+    }
+    let scratch = ScratchFolder::new()?;
+    let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, false)?;
+    let found = setup::look_for_checkpoint(options)?;
+    let mut run = device.run(|| setup::open_reader_from(options, found, scratch.path(), device))?;
+    let dir = setup::run_dir(options);
+    let plan = plan::plan(device, &run.objective, &settings, &dir, &mut run.state)?;
+    if json {
+        println!("{}", serde_json::to_string(&plan)?);
+    } else {
+        println!("{plan}");
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn json(o: &RunOutcome) -> serde_json::Value {
