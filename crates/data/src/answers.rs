@@ -5,11 +5,7 @@
 
 /// An answer as it is compared.
 pub fn normalize(text: &str) -> String {
-    let kept: String = text
-        .to_lowercase()
-        .chars()
-        .filter(|c| !c.is_ascii_punctuation())
-        .collect();
+    let kept: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();
     let mut spaced = String::with_capacity(kept.len());
     let mut word = String::new();
     for c in kept.chars() {
@@ -21,20 +17,12 @@ pub fn normalize(text: &str) -> String {
         }
     }
     push_word(&mut spaced, &mut word);
-    spaced
-        .split(' ')
-        .filter(|w| !w.is_empty())
-        .collect::<Vec<_>>()
-        .join(" ")
+    spaced.split(' ').filter(|w| !w.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// A run of letters and digits is a word in the sense of the articles' rule, whatever stands round it.
 fn push_word(out: &mut String, word: &mut String) {
-    out.push_str(if matches!(word.as_str(), "a" | "an" | "the") {
-        " "
-    } else {
-        word
-    });
+    out.push_str(if matches!(word.as_str(), "a" | "an" | "the") { " " } else { word });
     word.clear();
 }
 
@@ -62,19 +50,12 @@ pub enum F1Rule {
 /// `None` without answers. Formula: the evaluation scripts of SQuAD.
 pub fn f1(prediction: &str, answers: &[String], rule: F1Rule) -> Option<f64> {
     let prediction = normalize(prediction);
-    answers
-        .iter()
-        .map(|a| f1_one(&prediction, &normalize(a), rule))
-        .reduce(f64::max)
+    answers.iter().map(|a| f1_one(&prediction, &normalize(a), rule)).reduce(f64::max)
 }
 
 fn f1_one(prediction: &str, answer: &str, rule: F1Rule) -> f64 {
     let words = |text: &'_ str| -> Vec<String> {
-        let mut words: Vec<String> = text
-            .split(' ')
-            .filter(|w| !w.is_empty())
-            .map(String::from)
-            .collect();
+        let mut words: Vec<String> = text.split(' ').filter(|w| !w.is_empty()).map(String::from).collect();
         words.sort_unstable();
         words
     };
@@ -118,10 +99,7 @@ pub struct AnswerTally {
 impl AnswerTally {
     /// Counts one prediction.
     pub fn add(&mut self, prediction: &str, answers: &[String]) {
-        match (
-            exact_match(prediction, answers),
-            f1(prediction, answers, F1Rule::Squad1),
-        ) {
+        match (exact_match(prediction, answers), f1(prediction, answers, F1Rule::Squad1)) {
             (Some(em), Some(f1)) => {
                 self.counted += 1;
                 self.exact_matches += u64::from(em);
@@ -167,10 +145,7 @@ mod tests {
         tally.add("x", &[]);
         tally.add("the red fox", &["fox".into(), "red fox".into()]);
         tally.add("red dog", &["red fox".into()]);
-        assert_eq!(
-            (tally.counted, tally.without_answers, tally.exact_matches),
-            (2, 1, 1)
-        );
+        assert_eq!((tally.counted, tally.without_answers, tally.exact_matches), (2, 1, 1));
         assert_eq!((tally.exact_match(), tally.f1()), (Some(0.5), Some(0.75)));
     }
 }

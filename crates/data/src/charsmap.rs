@@ -14,12 +14,7 @@ pub(crate) fn check(map: &[u8]) -> Result<(), String> {
         return bad(&format!("a trie of {size} bytes in {} bytes", map.len()));
     }
     let (trie, text) = rest.split_at(size);
-    let units: Vec<usize> = trie
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|c| u32::from_le_bytes(*c) as usize)
-        .collect();
+    let units: Vec<usize> = trie.as_chunks::<4>().0.iter().map(|c| u32::from_le_bytes(*c) as usize).collect();
     let Ok(text) = std::str::from_utf8(text) else {
         return bad("replacements that are not UTF-8");
     };

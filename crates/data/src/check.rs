@@ -172,20 +172,13 @@ pub fn check(
         let limit = encoding.text_maxlength as u64;
         let tokens = passages.sum_capped(limit);
         let places = passages.count().saturating_mul(limit);
-        let target_limit = encoding
-            .answer_maxlength
-            .filter(|&n| n > 0)
-            .map_or(u64::MAX, |n| n as u64);
+        let target_limit = encoding.answer_maxlength.filter(|&n| n > 0).map_or(u64::MAX, |n| n as u64);
         report.tokens = Some(TokenReport {
             encoding: *encoding,
             passages: passages.lengths(limit),
             targets: (targets.count() > 0).then(|| targets.lengths(target_limit)),
             tokens,
-            padding_share: if places == 0 {
-                0.0
-            } else {
-                1.0 - tokens as f64 / places as f64
-            },
+            padding_share: if places == 0 { 0.0 } else { 1.0 - tokens as f64 / places as f64 },
         });
     }
     Ok(report)
@@ -203,11 +196,9 @@ fn count_tokens(
     encoding.encode_counting(question, tokenizer, &mut |n| lengths.push(n as u64))?;
     let mut target_lengths = Vec::new();
     for text in question.target.iter().chain(&question.answers) {
-        let ids = tokenizer.encode(text).map_err(|e| {
-            question
-                .place
-                .error("an answer that can be tokenized", e.to_string(), "")
-        })?;
+        let ids = tokenizer
+            .encode(text)
+            .map_err(|e| question.place.error("an answer that can be tokenized", e.to_string(), ""))?;
         target_lengths.push(ids.len() as u64 + 1);
     }
     lengths.into_iter().for_each(|n| passages.add(n));
@@ -239,11 +230,7 @@ impl Counts {
     }
 
     fn mean(&self) -> f64 {
-        if self.0.is_empty() {
-            0.0
-        } else {
-            self.sum_capped(u64::MAX) as f64 / self.count() as f64
-        }
+        if self.0.is_empty() { 0.0 } else { self.sum_capped(u64::MAX) as f64 / self.count() as f64 }
     }
 
     fn percentile(&self, percent: u64) -> u64 {
@@ -263,21 +250,12 @@ impl Counts {
     }
 
     fn spread(&self) -> Spread {
-        Spread {
-            min: self.0.keys().next().copied().unwrap_or(0),
-            mean: self.mean(),
-            max: self.max(),
-        }
+        Spread { min: self.0.keys().next().copied().unwrap_or(0), mean: self.mean(), max: self.max() }
     }
 
     fn lengths(&self, limit: u64) -> Lengths {
         let sequences = self.count();
-        let longer: u64 = self
-            .0
-            .iter()
-            .filter(|(n, _)| **n > limit)
-            .map(|(_, times)| times)
-            .sum();
+        let longer: u64 = self.0.iter().filter(|(n, _)| **n > limit).map(|(_, times)| times).sum();
         Lengths {
             sequences,
             mean: self.mean(),
@@ -285,11 +263,7 @@ impl Counts {
             p90: self.percentile(90),
             p99: self.percentile(99),
             max: self.max(),
-            truncated_share: if sequences == 0 {
-                0.0
-            } else {
-                longer as f64 / sequences as f64
-            },
+            truncated_share: if sequences == 0 { 0.0 } else { longer as f64 / sequences as f64 },
         }
     }
 }
@@ -312,18 +286,12 @@ impl fmt::Display for CheckReport {
                 self.without_target_and_answers,
                 "items have neither target nor answers: they can be answered, not trained on or scored",
             ),
-            (
-                self.without_ctxs,
-                "items have no passages: the bare question is read",
-            ),
+            (self.without_ctxs, "items have no passages: the bare question is read"),
             (
                 self.fewer_ctxs_than_n_context,
                 "items have fewer passages than n_context: all they have are read",
             ),
-            (
-                self.with_some_scores,
-                "items have a score on some passages only: they keep their file order",
-            ),
+            (self.with_some_scores, "items have a score on some passages only: they keep their file order"),
             (self.passages_without_title, "passages have no title"),
             (self.duplicate_ids, "items repeat an id"),
         ] {
@@ -341,32 +309,16 @@ impl fmt::Display for CheckReport {
             "  encoder tokens     {} (at most {} a passage, {} passages)",
             tokens.tokens, tokens.encoding.text_maxlength, tokens.encoding.n_context
         )?;
-        writeln!(
-            f,
-            "  padding saved      {:.1} % of a padded system's places",
-            100.0 * tokens.padding_share
-        )
+        writeln!(f, "  padding saved      {:.1} % of a padded system's places", 100.0 * tokens.padding_share)
     }
 }
 
 fn of(part: u64, whole: u64) -> String {
-    if part == whole {
-        "all".into()
-    } else {
-        format!("{part} of {whole}")
-    }
+    if part == whole { "all".into() } else { format!("{part} of {whole}") }
 }
 
 fn write_lengths(f: &mut fmt::Formatter<'_>, what: &str, lengths: &Lengths) -> fmt::Result {
-    let Lengths {
-        mean,
-        p50,
-        p90,
-        p99,
-        max,
-        truncated_share,
-        ..
-    } = lengths;
+    let Lengths { mean, p50, p90, p99, max, truncated_share, .. } = lengths;
     writeln!(
         f,
         "  {what:<18} mean {mean:.1}, median {p50}, 90 % {p90}, 99 % {p99}, max {max}; {:.1} % are cut",
@@ -383,10 +335,7 @@ mod tests {
         let mut counts = Counts::default();
         (1..=200).for_each(|n| counts.add(n));
         let lengths = counts.lengths(150);
-        assert_eq!(
-            (lengths.p50, lengths.p90, lengths.p99, lengths.max),
-            (100, 180, 198, 200)
-        );
+        assert_eq!((lengths.p50, lengths.p90, lengths.p99, lengths.max), (100, 180, 198, 200));
         assert_eq!((lengths.mean, lengths.truncated_share), (100.5, 0.25));
         assert_eq!(counts.sum_capped(2), 399);
         assert_eq!(Counts::default().lengths(1).p99, 0);

@@ -58,10 +58,7 @@ impl DataError {
     }
 
     pub(crate) fn file(path: &Path, message: impl Into<String>) -> DataError {
-        DataError::File {
-            path: path.to_path_buf(),
-            message: message.into(),
-        }
+        DataError::File { path: path.to_path_buf(), message: message.into() }
     }
 }
 
@@ -74,11 +71,7 @@ fn item(row: usize, line: u64, item_line: u64) -> String {
 }
 
 fn advice(hint: &str) -> String {
-    if hint.is_empty() {
-        String::new()
-    } else {
-        format!("; {hint}")
-    }
+    if hint.is_empty() { String::new() } else { format!("; {hint}") }
 }
 
 fn disk_hint(error: &io::Error) -> &'static str {

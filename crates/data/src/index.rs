@@ -33,14 +33,8 @@ impl Stamp {
     fn of(file: &File) -> std::io::Result<Stamp> {
         let meta = file.metadata()?;
         // a time before 1970 is as good a mark as any other
-        let modified_ns = meta
-            .modified()?
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| d.as_nanos());
-        Ok(Stamp {
-            bytes: meta.len(),
-            modified_ns,
-        })
+        let modified_ns = meta.modified()?.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+        Ok(Stamp { bytes: meta.len(), modified_ns })
     }
 }
 
@@ -83,10 +77,7 @@ impl Indexed {
             ));
         }
         if meta.len() == 0 {
-            return Err(DataError::file(
-                path,
-                "expected questions, found an empty file; get the file again",
-            ));
+            return Err(DataError::file(path, "expected questions, found an empty file; get the file again"));
         }
         let file = File::open(path).map_err(DataError::io(path, "open the file"))?;
         let stamp = Stamp::of(&file).map_err(DataError::io(path, "read the file"))?;
@@ -99,11 +90,9 @@ impl Indexed {
         }
         names.remove_older();
 
-        let mut input = source::reader(
-            file.try_clone().map_err(DataError::io(path, "read the file"))?,
-            compression,
-        )
-        .map_err(|e| source::unpack_error(path, compression, e))?;
+        let mut input =
+            source::reader(file.try_clone().map_err(DataError::io(path, "read the file"))?, compression)
+                .map_err(|e| source::unpack_error(path, compression, e))?;
         let mut copy = match compression {
             Compression::None => None,
             _ => Some(Beside::create(&names.data)?),
@@ -143,9 +132,7 @@ impl Indexed {
                     .map_err(DataError::io(&names.data, "write the decompressed copy"))?;
             }
             scanner
-                .feed(&chunk[..n], |span| {
-                    write_record(&mut out, &mut records_hash, span)
-                })
+                .feed(&chunk[..n], |span| write_record(&mut out, &mut records_hash, span))
                 .map_err(DataError::io(&names.index, "write the index"))?;
         }
         let (last, items, fault) = scanner.finish();
@@ -196,11 +183,7 @@ impl Indexed {
             .read_exact_at(&mut bytes, i as u64 * RECORD)
             .map_err(DataError::io(path, "read the index of the file"))?;
         let word = |k: usize| u64::from_le_bytes(std::array::from_fn(|j| bytes[k * 8 + j]));
-        Ok(Span {
-            offset: word(0),
-            length: word(1),
-            line: word(2),
-        })
+        Ok(Span { offset: word(0), length: word(1), line: word(2) })
     }
 
     /// The bytes of an item.
@@ -213,9 +196,7 @@ impl Indexed {
             ));
         }
         let mut bytes = vec![0u8; span.length as usize];
-        self.data
-            .read_exact_at(&mut bytes, span.offset)
-            .map_err(DataError::io(path, "read the file"))?;
+        self.data.read_exact_at(&mut bytes, span.offset).map_err(DataError::io(path, "read the file"))?;
         Ok(bytes)
     }
 }
@@ -243,10 +224,7 @@ impl Names {
     fn new(full: &Path, stamp: &Stamp, cache_dir: &Path) -> Names {
         let digest = |bytes: &[u8]| hex(&Sha256::digest(bytes)[..8]);
         let family = digest(full.as_os_str().as_encoded_bytes());
-        let key = format!(
-            "{family}-{}",
-            digest(format!("{} {}", stamp.bytes, stamp.modified_ns).as_bytes())
-        );
+        let key = format!("{family}-{}", digest(format!("{} {}", stamp.bytes, stamp.modified_ns).as_bytes()));
         let index = cache_dir.join(format!("{key}.index"));
         let data = cache_dir.join(format!("{key}.data"));
         Names { family, index, data }
@@ -281,14 +259,7 @@ impl Names {
         let items = usize::try_from(footer.items)
             .map_err(|_| DataError::file(path, "holds more items than this machine can count"))?;
         let fault = footer.fault.map(|(line, message)| Fault { line, message });
-        Ok(Some(Indexed {
-            data,
-            data_stamp,
-            records,
-            items,
-            sha256: footer.sha256,
-            fault,
-        }))
+        Ok(Some(Indexed { data, data_stamp, records, items, sha256: footer.sha256, fault }))
     }
 
     /// Indexes and copies of earlier states of the same file are of no use any more.
@@ -317,10 +288,7 @@ fn read_footer(file: &File) -> Option<Footer> {
         return None;
     }
     let length = u64::from_le_bytes(std::array::from_fn(|j| tail[j]));
-    let records = total
-        .checked_sub(16)?
-        .checked_sub(length)
-        .filter(|_| length <= MAX_FOOTER)?;
+    let records = total.checked_sub(16)?.checked_sub(length).filter(|_| length <= MAX_FOOTER)?;
     let mut json = vec![0u8; length as usize];
     file.read_exact_at(&mut json, records).ok()?;
     let footer: Footer = serde_json::from_slice(&json).ok()?;
@@ -358,10 +326,7 @@ mod tests {
         let path = gz(dir.path(), &vec![b' '; 8 << 20]);
         assert!(fs::metadata(&path).unwrap().len() < 100_000);
         let cache = dir.path().join("cache");
-        let error = Indexed::open_within(&path, &cache, Some(1 << 20))
-            .err()
-            .unwrap()
-            .to_string();
+        let error = Indexed::open_within(&path, &cache, Some(1 << 20)).err().unwrap().to_string();
         assert!(
             error.contains("q.jsonl.gz")
                 && error.contains("1048576 bytes")

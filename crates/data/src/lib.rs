@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod answers;
+pub mod baselines;
 mod charsmap;
 pub mod check;
 pub mod draw;

@@ -75,15 +75,8 @@ impl PackedReaderBatch {
 
     /// Token places that a rectangle of `questions x most passages x text_maxlength` would have had, as FiD pads.
     pub fn padded_tokens(&self, text_maxlength: usize) -> u64 {
-        let most = self
-            .question_sequences
-            .windows(2)
-            .map(|w| w[1] - w[0])
-            .max()
-            .unwrap_or(0);
-        (self.questions() as u64)
-            .saturating_mul(u64::from(most))
-            .saturating_mul(text_maxlength as u64)
+        let most = self.question_sequences.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+        (self.questions() as u64).saturating_mul(u64::from(most)).saturating_mul(text_maxlength as u64)
     }
 }
 
@@ -103,21 +96,9 @@ mod tests {
     #[test]
     fn ragged_questions_are_packed_without_padding() {
         let examples = [
-            EncodedExample {
-                row: 7,
-                passages: vec![vec![1, 2, 3], vec![4]],
-                target: vec![9, 8, 1],
-            },
-            EncodedExample {
-                row: 2,
-                passages: vec![vec![5, 6]],
-                target: vec![],
-            },
-            EncodedExample {
-                row: 3,
-                passages: vec![vec![7]],
-                target: vec![1],
-            },
+            EncodedExample { row: 7, passages: vec![vec![1, 2, 3], vec![4]], target: vec![9, 8, 1] },
+            EncodedExample { row: 2, passages: vec![vec![5, 6]], target: vec![] },
+            EncodedExample { row: 3, passages: vec![vec![7]], target: vec![1] },
         ];
         let b = PackedReaderBatch::new(&examples).unwrap();
         assert_eq!(b.ids, [1, 2, 3, 4, 5, 6, 7]);

@@ -27,11 +27,7 @@ pub struct Place {
 impl Place {
     /// A place; `path` may be a made-up name such as `<stdin>`.
     pub fn new(path: &Path, row: usize, line: u64) -> Place {
-        Place {
-            path: Arc::new(path.to_path_buf()),
-            row,
-            line,
-        }
+        Place { path: Arc::new(path.to_path_buf()), row, line }
     }
 
     /// An error of this item.
@@ -149,14 +145,7 @@ impl Question {
             }
             Some(other) => return Err(place.error("a list of passages in `ctxs`", kind(&other), "")),
         }
-        let mut question = Question {
-            id,
-            question,
-            target,
-            answers,
-            ctxs,
-            place: place.clone(),
-        };
+        let mut question = Question { id, question, target, answers, ctxs, place: place.clone() };
         question.sort_by_score();
         Ok(question)
     }
@@ -180,8 +169,7 @@ impl Question {
         if self.scores() == Scores::All {
             let key = |p: &Passage| p.score.unwrap_or_default();
             // scores are finite, so all compare; 0 and -0 are equal here as they are in the file's own terms
-            self.ctxs
-                .sort_by(|a, b| key(b).partial_cmp(&key(a)).unwrap_or(std::cmp::Ordering::Equal));
+            self.ctxs.sort_by(|a, b| key(b).partial_cmp(&key(a)).unwrap_or(std::cmp::Ordering::Equal));
         }
     }
 
@@ -191,10 +179,7 @@ impl Question {
         if let Some(target) = &self.target {
             return Some(target);
         }
-        let k = draw::index(
-            &[TARGET_TAG, seed, epoch, self.place.row as u64],
-            self.answers.len(),
-        )?;
+        let k = draw::index(&[TARGET_TAG, seed, epoch, self.place.row as u64], self.answers.len())?;
         self.answers.get(k).map(String::as_str)
     }
 }
@@ -227,10 +212,7 @@ pub(crate) fn parse_object(bytes: &[u8], place: &Place) -> Result<Map<String, Va
             let text = e.to_string();
             let reason = text.split(" at line ").next().unwrap_or_default();
             let (expected, hint) = if names_no_number(bytes, &e) {
-                (
-                    "a finite number",
-                    "JSON has no NaN or Infinity; write a number, null, or nothing",
-                )
+                ("a finite number", "JSON has no NaN or Infinity; write a number, null, or nothing")
             } else {
                 ("a JSON object", "")
             };
@@ -280,24 +262,15 @@ fn passage(value: Value, k: usize, place: &Place) -> Result<Passage, DataError> 
                 _ => None,
             };
             let Some(score) = number.filter(|s: &f64| s.is_finite()) else {
-                let found = if let Value::String(s) = &value {
-                    format!("{:?}", clipped(s))
-                } else {
-                    kind(&value)
-                };
+                let found =
+                    if let Value::String(s) = &value { format!("{:?}", clipped(s)) } else { kind(&value) };
                 let hint = "write a number, or leave the score out of all passages of the item";
                 return Err(place.error(format!("a finite number in `ctxs[{k}].score`"), found, hint));
             };
             Some(score)
         }
     };
-    Ok(Passage {
-        id,
-        title,
-        text,
-        score,
-        file_position: k,
-    })
+    Ok(Passage { id, title, text, score, file_position: k })
 }
 
 fn take(map: &mut Map<String, Value>, key: &str) -> Option<Value> {
@@ -305,11 +278,7 @@ fn take(map: &mut Map<String, Value>, key: &str) -> Option<Value> {
 }
 
 fn plain(value: &Value) -> String {
-    if let Value::String(text) = value {
-        text.clone()
-    } else {
-        value.to_string()
-    }
+    if let Value::String(text) = value { text.clone() } else { value.to_string() }
 }
 
 fn clipped(text: &str) -> String {
@@ -345,18 +314,9 @@ mod tests {
                 {"title": null, "text": "equal", "score": 1.5}]}"#,
         )
         .unwrap();
-        assert_eq!(
-            (q.id_text(), q.answers.len(), q.target.as_deref()),
-            ("7".into(), 2, None)
-        );
-        assert_eq!(
-            q.ctxs.iter().map(|c| c.text.as_str()).collect::<Vec<_>>(),
-            ["high", "low", "equal"]
-        );
-        assert_eq!(
-            q.ctxs.iter().map(|c| c.file_position).collect::<Vec<_>>(),
-            [1, 0, 2]
-        );
+        assert_eq!((q.id_text(), q.answers.len(), q.target.as_deref()), ("7".into(), 2, None));
+        assert_eq!(q.ctxs.iter().map(|c| c.text.as_str()).collect::<Vec<_>>(), ["high", "low", "equal"]);
+        assert_eq!(q.ctxs.iter().map(|c| c.file_position).collect::<Vec<_>>(), [1, 0, 2]);
         assert_eq!((q.ctxs[0].id.as_str(), q.ctxs[2].title.as_str()), ("12", ""));
     }
 
@@ -376,28 +336,13 @@ mod tests {
             (r#"{"id": 1}"#, &["`question`", "found none"]),
             (r#"{"question": 3}"#, &["string in `question`", "the number 3"]),
             (r#"{"question": "q", "id": []}"#, &["`id`", "a list"]),
-            (
-                r#"{"question": "q", "answers": "a"}"#,
-                &["`answers`", "[\"...\"]"],
-            ),
-            (
-                r#"{"question": "q", "answers": ["a", 2]}"#,
-                &["`answers[1]`", "the number 2"],
-            ),
+            (r#"{"question": "q", "answers": "a"}"#, &["`answers`", "[\"...\"]"]),
+            (r#"{"question": "q", "answers": ["a", 2]}"#, &["`answers[1]`", "the number 2"]),
             (r#"{"question": "q", "target": ["a"]}"#, &["`target`"]),
             (r#"{"question": "q", "ctxs": {}}"#, &["`ctxs`", "an object"]),
-            (
-                r#"{"question": "q", "ctxs": ["p"]}"#,
-                &["`ctxs[0]`", "the string \"p\""],
-            ),
-            (
-                r#"{"question": "q", "ctxs": [{"title": "t"}]}"#,
-                &["`ctxs[0].text`", "found none"],
-            ),
-            (
-                r#"{"question": "q", "ctxs": [{"text": "t", "title": 1}]}"#,
-                &["`ctxs[0].title`"],
-            ),
+            (r#"{"question": "q", "ctxs": ["p"]}"#, &["`ctxs[0]`", "the string \"p\""]),
+            (r#"{"question": "q", "ctxs": [{"title": "t"}]}"#, &["`ctxs[0].text`", "found none"]),
+            (r#"{"question": "q", "ctxs": [{"text": "t", "title": 1}]}"#, &["`ctxs[0].title`"]),
             (
                 r#"{"question": "q", "ctxs": [{"text": "t", "score": "nan"}]}"#,
                 &["finite number in `ctxs[0].score`", "\"nan\""],
@@ -406,10 +351,7 @@ mod tests {
                 r#"{"question": "q", "ctxs": [{"text": "t", "score": "high"}]}"#,
                 &["`ctxs[0].score`", "\"high\""],
             ),
-            (
-                r#"{"question": "q", "ctxs": [{"text": "t", "score": []}]}"#,
-                &["`ctxs[0].score`", "a list"],
-            ),
+            (r#"{"question": "q", "ctxs": [{"text": "t", "score": []}]}"#, &["`ctxs[0].score`", "a list"]),
             (
                 "{\"question\": \"q\", \"ctxs\":\n [{\"text\": \"t\", \"score\": NaN}]}",
                 &["line 10 (item 4, which starts on line 9)", "finite number", "NaN"],
@@ -418,10 +360,7 @@ mod tests {
                 r#"{"question": "q", "ctxs": [{"text": "t", "score": -Infinity}]}"#,
                 &["line 9", "finite number"],
             ),
-            (
-                r#"{"question": "q", "ctxs": [{"text": "t", "score": 1e999}]}"#,
-                &["line 9", "out of range"],
-            ),
+            (r#"{"question": "q", "ctxs": [{"text": "t", "score": 1e999}]}"#, &["line 9", "out of range"]),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.starts_with("q.jsonl, line "), "{error}");
@@ -433,16 +372,10 @@ mod tests {
 
     #[test]
     fn deep_nesting_and_bad_utf8_are_errors() {
-        let deep = format!(
-            "{{\"question\": \"q\", \"x\": {}1{}}}",
-            "[".repeat(100_000),
-            "]".repeat(100_000)
-        );
+        let deep = format!("{{\"question\": \"q\", \"x\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
         assert!(read(&deep).unwrap_err().to_string().contains("recursion limit"));
         let place = Place::new(Path::new("q.json"), 0, 3);
-        let error = Question::from_json(b"{\"question\":\n \"\xff\"}", &place)
-            .unwrap_err()
-            .to_string();
+        let error = Question::from_json(b"{\"question\":\n \"\xff\"}", &place).unwrap_err().to_string();
         assert!(
             error.contains("line 4 (item 0, which starts on line 3)") && error.contains("0xff"),
             "{error}"
@@ -454,22 +387,10 @@ mod tests {
         let q = read(r#"{"question": "q", "target": "t", "answers": ["a"]}"#).unwrap();
         assert_eq!(q.training_target(1, 2), Some("t"));
         let q = read(r#"{"question": "q", "answers": ["a", "b", "c"]}"#).unwrap();
-        let draws: Vec<&str> = (0..40)
-            .map(|epoch| q.training_target(1, epoch).unwrap())
-            .collect();
-        assert_eq!(
-            draws,
-            (0..40)
-                .map(|epoch| q.training_target(1, epoch).unwrap())
-                .collect::<Vec<_>>()
-        );
+        let draws: Vec<&str> = (0..40).map(|epoch| q.training_target(1, epoch).unwrap()).collect();
+        assert_eq!(draws, (0..40).map(|epoch| q.training_target(1, epoch).unwrap()).collect::<Vec<_>>());
         assert!(["a", "b", "c"].iter().all(|a| draws.contains(a)));
-        assert_ne!(
-            draws,
-            (0..40)
-                .map(|epoch| q.training_target(2, epoch).unwrap())
-                .collect::<Vec<_>>()
-        );
+        assert_ne!(draws, (0..40).map(|epoch| q.training_target(2, epoch).unwrap()).collect::<Vec<_>>());
         assert_eq!(read(r#"{"question": "q"}"#).unwrap().training_target(1, 1), None);
     }
 }

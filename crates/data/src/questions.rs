@@ -22,10 +22,7 @@ pub struct Questions {
 
 impl std::fmt::Debug for Questions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Questions")
-            .field("path", &self.path)
-            .field("len", &self.len())
-            .finish()
+        f.debug_struct("Questions").field("path", &self.path).field("len", &self.len()).finish()
     }
 }
 
@@ -47,25 +44,16 @@ impl Questions {
 
     /// Opens a file even if it has a fault as a whole; its good items can be read.
     pub(crate) fn open_faulty(path: &Path, cache_dir: &Path) -> Result<Questions, DataError> {
-        Ok(Questions {
-            path: Arc::new(path.to_path_buf()),
-            indexed: Indexed::open(path, cache_dir)?,
-        })
+        Ok(Questions { path: Arc::new(path.to_path_buf()), indexed: Indexed::open(path, cache_dir)? })
     }
 
     /// The file's fault as a whole.
     pub(crate) fn fault(&self) -> Option<DataError> {
         if let Some(fault) = &self.indexed.fault {
-            return Some(DataError::file(
-                &self.path,
-                format!("line {}: {}", fault.line, fault.message),
-            ));
+            return Some(DataError::file(&self.path, format!("line {}: {}", fault.line, fault.message)));
         }
         self.is_empty().then(|| {
-            DataError::file(
-                &self.path,
-                "expected questions, found none in the file; get the file again",
-            )
+            DataError::file(&self.path, "expected questions, found none in the file; get the file again")
         })
     }
 
@@ -115,11 +103,7 @@ impl Questions {
             )));
         }
         let span = self.indexed.span(i, &self.path)?;
-        let place = Place {
-            path: Arc::clone(&self.path),
-            row: i,
-            line: span.line,
-        };
+        let place = Place { path: Arc::clone(&self.path), row: i, line: span.line };
         if span.length > MAX_ITEM_BYTES {
             let expected = format!("an item of at most {MAX_ITEM_BYTES} bytes");
             return Err(place.error(

@@ -70,11 +70,9 @@ impl ReaderEncoding {
         template::reader_texts(question, self.n_context, self.no_title)
             .iter()
             .map(|text| {
-                let mut ids = tokenizer.encode(text).map_err(|e| {
-                    question
-                        .place
-                        .error("a text that can be tokenized", e.to_string(), "")
-                })?;
+                let mut ids = tokenizer
+                    .encode(text)
+                    .map_err(|e| question.place.error("a text that can be tokenized", e.to_string(), ""))?;
                 full_length(ids.len() + usize::from(self.passage_eos));
                 ids.truncate(self.text_maxlength - usize::from(self.passage_eos));
                 if self.passage_eos {
@@ -115,9 +113,7 @@ impl ReaderEncoding {
     ) -> Result<EncodedExample, DataError> {
         let Some(target) = question.training_target(seed, epoch) else {
             let hint = "training needs one; add an answer or remove the item";
-            return Err(question
-                .place
-                .error("a `target` or a non-empty list of `answers`", "neither", hint));
+            return Err(question.place.error("a `target` or a non-empty list of `answers`", "neither", hint));
         };
         let target = self.encode_target(target, tokenizer)?;
         Ok(EncodedExample {

@@ -70,15 +70,7 @@ impl Scanner {
             Layout::List => State::Start,
             Layout::Lines => State::Line { blank: true },
         };
-        Scanner {
-            state,
-            offset: 0,
-            line: 1,
-            start: 0,
-            start_line: 1,
-            items: 0,
-            fault: None,
-        }
+        Scanner { state, offset: 0, line: 1, start: 0, start_line: 1, items: 0, fault: None }
     }
 
     /// Looks at the next bytes of the file and hands every item that ends in them to `emit`.
@@ -119,25 +111,15 @@ impl Scanner {
     }
 
     fn span(&self) -> Span {
-        Span {
-            offset: self.start,
-            length: self.offset - self.start,
-            line: self.start_line,
-        }
+        Span { offset: self.start, length: self.offset - self.start, line: self.start_line }
     }
 
     fn fail_end(&mut self, message: &str) {
-        self.fault = Some(Fault {
-            line: self.line,
-            message: message.to_string(),
-        });
+        self.fault = Some(Fault { line: self.line, message: message.to_string() });
     }
 
     fn fail(&mut self, message: String) -> Option<Span> {
-        self.fault = Some(Fault {
-            line: self.line,
-            message,
-        });
+        self.fault = Some(Fault { line: self.line, message });
         self.state = State::Failed;
         None
     }
@@ -146,16 +128,8 @@ impl Scanner {
         self.start = self.offset;
         self.start_line = self.line;
         self.state = match byte {
-            b'{' | b'[' => State::Nested {
-                depth: 1,
-                string: false,
-                escape: false,
-            },
-            b'"' => State::Nested {
-                depth: 0,
-                string: true,
-                escape: false,
-            },
+            b'{' | b'[' => State::Nested { depth: 1, string: false, escape: false },
+            b'"' => State::Nested { depth: 0, string: true, escape: false },
             _ => State::Bare,
         };
     }
@@ -245,11 +219,7 @@ impl Scanner {
 }
 
 fn shown(byte: u8) -> String {
-    if byte.is_ascii_graphic() {
-        format!("'{}'", byte as char)
-    } else {
-        format!("the byte 0x{byte:02x}")
-    }
+    if byte.is_ascii_graphic() { format!("'{}'", byte as char) } else { format!("the byte 0x{byte:02x}") }
 }
 
 #[cfg(test)]
@@ -286,10 +256,7 @@ mod tests {
         for chunk in 1..8 {
             let (spans, fault) = scan(Layout::List, text, chunk);
             assert_eq!(fault, None);
-            assert_eq!(
-                texts(text, &spans),
-                ["{\"a\": \"]}\\\"\"}", "{\"b\":\n [1,{}]}", "7", "\"x,\""]
-            );
+            assert_eq!(texts(text, &spans), ["{\"a\": \"]}\\\"\"}", "{\"b\":\n [1,{}]}", "7", "\"x,\""]);
             assert_eq!(spans.iter().map(|s| s.line).collect::<Vec<_>>(), [2, 4, 5, 6]);
         }
     }

@@ -118,22 +118,13 @@ impl Batches {
                  set --global_batch_size to {len} or less, keep the short last batch, or use a larger file"
             )));
         }
-        Ok(Batches {
-            len,
-            global_batch,
-            drop_last,
-            seed,
-            shuffle,
-        })
+        Ok(Batches { len, global_batch, drop_last, seed, shuffle })
     }
 
     /// Updates in one epoch; 1 or more.
     pub fn updates_per_epoch(&self) -> u64 {
-        let updates = if self.drop_last {
-            self.len / self.global_batch
-        } else {
-            self.len.div_ceil(self.global_batch)
-        };
+        let updates =
+            if self.drop_last { self.len / self.global_batch } else { self.len.div_ceil(self.global_batch) };
         updates as u64
     }
 
@@ -185,10 +176,7 @@ mod tests {
                 row[p.get(i)] += 1;
             }
         }
-        assert!(
-            counts.iter().flatten().all(|&c| (850..1150).contains(&c)),
-            "{counts:?}"
-        );
+        assert!(counts.iter().flatten().all(|&c| (850..1150).contains(&c)), "{counts:?}");
     }
 
     proptest! {
@@ -219,29 +207,15 @@ mod tests {
     fn short_batches_are_dropped_or_kept() {
         let dropped = Batches::new(10, 4, true, 1, false).unwrap();
         assert_eq!(dropped.updates_per_epoch(), 2);
-        assert_eq!(
-            dropped.batch(3),
-            UpdateExamples {
-                epoch: 1,
-                rows: vec![4, 5, 6, 7]
-            }
-        );
+        assert_eq!(dropped.batch(3), UpdateExamples { epoch: 1, rows: vec![4, 5, 6, 7] });
         let kept = Batches::new(10, 4, false, 1, false).unwrap();
-        assert_eq!(
-            kept.batch(5),
-            UpdateExamples {
-                epoch: 1,
-                rows: vec![8, 9]
-            }
-        );
+        assert_eq!(kept.batch(5), UpdateExamples { epoch: 1, rows: vec![8, 9] });
     }
 
     #[test]
     fn epochs_and_seeds_differ() {
         let order = |seed, epoch| -> Vec<usize> {
-            (0..50)
-                .map(|i| epoch_permutation(seed, epoch, 50).get(i))
-                .collect()
+            (0..50).map(|i| epoch_permutation(seed, epoch, 50).get(i)).collect()
         };
         assert_ne!(order(1, 0), order(1, 1));
         assert_ne!(order(1, 0), order(2, 0));
@@ -251,10 +225,7 @@ mod tests {
     #[test]
     fn too_few_examples_are_refused() {
         let error = Batches::new(5, 8, true, 0, true).unwrap_err().to_string();
-        assert!(
-            error.starts_with("file has 5 examples, fewer than one batch of 8"),
-            "{error}"
-        );
+        assert!(error.starts_with("file has 5 examples, fewer than one batch of 8"), "{error}");
         assert_eq!(Batches::new(5, 8, false, 0, true).unwrap().batch(0).rows.len(), 5);
         assert!(Batches::new(0, 8, false, 0, true).is_err() && Batches::new(5, 0, false, 0, true).is_err());
     }

@@ -19,11 +19,7 @@ pub(crate) enum Compression {
 
 /// The layout and the compression that a file's name promises.
 pub(crate) fn kind(path: &Path) -> Result<(Layout, Compression), DataError> {
-    let name = path
-        .file_name()
-        .and_then(|n| n.to_str())
-        .unwrap_or_default()
-        .to_ascii_lowercase();
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_ascii_lowercase();
     let (stem, compression) = match (name.strip_suffix(".gz"), name.strip_suffix(".zst")) {
         (Some(stem), _) => (stem, Compression::Gzip),
         (_, Some(stem)) => (stem, Compression::Zstd),
@@ -46,10 +42,9 @@ pub(crate) fn kind(path: &Path) -> Result<(Layout, Compression), DataError> {
 pub(crate) fn reader(file: File, compression: Compression) -> io::Result<Box<dyn Read>> {
     Ok(match compression {
         Compression::None => Box::new(file),
-        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(
-            1 << 18,
-            file,
-        ))),
+        Compression::Gzip => {
+            Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(1 << 18, file)))
+        }
         Compression::Zstd => Box::new(zstd::stream::read::Decoder::new(file)?),
     })
 }
@@ -95,35 +90,20 @@ impl Beside {
         let name = target.file_name().and_then(|n| n.to_str()).unwrap_or("file");
         for attempt in 0..10_000u32 {
             let path = target.with_file_name(format!(".{name}.{}.{attempt}.tmp", std::process::id()));
-            match OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .open(&path)
-            {
+            match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
                 Ok(file) => {
-                    return Ok(Beside {
-                        file,
-                        path,
-                        target: target.to_path_buf(),
-                        kept: false,
-                    });
+                    return Ok(Beside { file, path, target: target.to_path_buf(), kept: false });
                 }
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(e) => return Err(DataError::io(&path, "create the cache file")(e)),
             }
         }
-        Err(DataError::file(
-            target,
-            "found 10000 left-over temporary files beside it; remove them",
-        ))
+        Err(DataError::file(target, "found 10000 left-over temporary files beside it; remove them"))
     }
 
     /// Syncs the file and gives it its final name.
     pub fn keep(mut self) -> Result<(), DataError> {
-        self.file
-            .sync_all()
-            .map_err(DataError::io(&self.path, "write the cache file"))?;
+        self.file.sync_all().map_err(DataError::io(&self.path, "write the cache file"))?;
         fs::rename(&self.path, &self.target).map_err(DataError::io(&self.target, "rename the cache file"))?;
         self.kept = true;
         Ok(())

@@ -98,9 +98,7 @@ pub(crate) fn build(
         }
         vocab.push((text, f64::from(score)));
     }
-    let unk_id = usize::try_from(trainer.unk_id.unwrap_or(0))
-        .ok()
-        .filter(|&id| id < vocab.len());
+    let unk_id = usize::try_from(trainer.unk_id.unwrap_or(0)).ok().filter(|&id| id < vocab.len());
     let Some(unk_id) = unk_id else {
         return Err(format!(
             "expected the unknown piece among {} pieces, found id {:?}; get the file again",
@@ -108,9 +106,8 @@ pub(crate) fn build(
             trainer.unk_id
         ));
     };
-    let mut special: Vec<AddedToken> = [&names.pad, &names.eos, &names.unk]
-        .map(|n| AddedToken::from(n.clone(), true))
-        .into();
+    let mut special: Vec<AddedToken> =
+        [&names.pad, &names.eos, &names.unk].map(|n| AddedToken::from(n.clone(), true)).into();
     for n in (0..extra_ids).rev() {
         let name = format!("<extra_id_{n}>");
         special.push(AddedToken::from(name.clone(), true));
@@ -126,11 +123,7 @@ pub(crate) fn build(
         steps.push(Precompiled::from(&map).map_err(|e| e.to_string())?.into());
     }
     steps.push(Strip::new(false, true).into());
-    steps.push(
-        Replace::new(ReplacePattern::Regex(" {2,}".into()), "▁")
-            .map_err(|e| e.to_string())?
-            .into(),
-    );
+    steps.push(Replace::new(ReplacePattern::Regex(" {2,}".into()), "▁").map_err(|e| e.to_string())?.into());
 
     let scheme = if normalizer.add_dummy_prefix.unwrap_or(true) {
         PrependScheme::Always

@@ -12,10 +12,7 @@ pub fn passage_text(question: &str, passage: &Passage, no_title: bool) -> String
     if no_title {
         format!("question: {question} context: {}", passage.text)
     } else {
-        format!(
-            "question: {question} title: {} context: {}",
-            passage.title, passage.text
-        )
+        format!("question: {question} title: {} context: {}", passage.title, passage.text)
     }
 }
 
@@ -27,10 +24,7 @@ pub fn reader_texts(question: &Question, n_context: usize, no_title: bool) -> Ve
     if passages.is_empty() {
         return vec![question_text(&question.question)];
     }
-    passages
-        .iter()
-        .map(|p| passage_text(&question.question, p, no_title))
-        .collect()
+    passages.iter().map(|p| passage_text(&question.question, p, no_title)).collect()
 }
 
 #[cfg(test)]
@@ -45,10 +39,7 @@ mod tests {
         let q = Question::from_json(json, &Place::new("q".as_ref(), 0, 1)).unwrap();
         assert_eq!(
             reader_texts(&q, 5, false),
-            [
-                "question: who? title: T context: one",
-                "question: who? title:  context: two"
-            ]
+            ["question: who? title: T context: one", "question: who? title:  context: two"]
         );
         assert_eq!(reader_texts(&q, 1, true), ["question: who? context: one"]);
         assert_eq!(reader_texts(&q, 0, false), ["question: who?"]);

@@ -45,10 +45,7 @@ pub struct Tokenizer {
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let names: Vec<&str> = self.files.iter().map(|f| f.0).collect();
-        f.debug_struct("Tokenizer")
-            .field("vocab_size", &self.vocab_size)
-            .field("files", &names)
-            .finish()
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size).field("files", &names).finish()
     }
 }
 
@@ -61,12 +58,9 @@ impl Tokenizer {
     /// If neither file is there, or a file is damaged, too large, or lacks the padding or end token.
     pub fn load(dir: &Path) -> Result<Tokenizer, DataError> {
         let mut files = Vec::new();
-        for (name, limit) in [
-            (JSON, MAX_JSON_BYTES),
-            (SPIECE, spiece::MAX_BYTES),
-            (CONFIG, 64 << 20),
-            (SPECIAL_MAP, 64 << 20),
-        ] {
+        for (name, limit) in
+            [(JSON, MAX_JSON_BYTES), (SPIECE, spiece::MAX_BYTES), (CONFIG, 64 << 20), (SPECIAL_MAP, 64 << 20)]
+        {
             if let Some(bytes) = read(&dir.join(name), limit)? {
                 files.push((name, bytes));
             }
@@ -83,11 +77,9 @@ impl Tokenizer {
         };
         let name = |key: &str, default: &str| match &config[key] {
             Value::String(name) => name.clone(),
-            Value::Object(token) => token
-                .get("content")
-                .and_then(Value::as_str)
-                .unwrap_or(default)
-                .to_string(),
+            Value::Object(token) => {
+                token.get("content").and_then(Value::as_str).unwrap_or(default).to_string()
+            }
             _ => default.to_string(),
         };
         let names = SpecialNames {
@@ -99,9 +91,8 @@ impl Tokenizer {
         let (main, mut inner) = if let Some(bytes) = bytes_of(JSON) {
             (JSON, guarded(|| from_json(bytes)))
         } else if let Some(bytes) = bytes_of(SPIECE) {
-            let extra = config["extra_ids"]
-                .as_u64()
-                .map_or(100, |n| usize::try_from(n).unwrap_or(usize::MAX));
+            let extra =
+                config["extra_ids"].as_u64().map_or(100, |n| usize::try_from(n).unwrap_or(usize::MAX));
             (SPIECE, guarded(|| spiece::build(bytes, &names, extra)))
         } else {
             return Err(DataError::file(
@@ -120,18 +111,11 @@ impl Tokenizer {
         }
         let inner = inner.map_err(|message| DataError::file(&path, message))?;
 
-        let vocab_size = inner
-            .get_vocab(true)
-            .values()
-            .max()
-            .map_or(0, |&id| id as usize + 1);
+        let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         if vocab_size > MAX_VOCAB {
             return Err(DataError::file(
                 &path,
-                format!(
-                    "expected ids below {MAX_VOCAB}, found {}; get the file again",
-                    vocab_size - 1
-                ),
+                format!("expected ids below {MAX_VOCAB}, found {}; get the file again", vocab_size - 1),
             ));
         }
         let id = |name: &str, what: &str| {
@@ -139,29 +123,15 @@ impl Tokenizer {
                 DataError::file(&path, format!("expected the {what} token {name:?} in the vocabulary, found none; name it in {CONFIG}"))
             })
         };
-        let (pad, eos, unk) = (
-            id(&names.pad, "padding")?,
-            id(&names.eos, "end")?,
-            inner.token_to_id(&names.unk),
-        );
+        let (pad, eos, unk) =
+            (id(&names.pad, "padding")?, id(&names.eos, "end")?, inner.token_to_id(&names.unk));
         if main == SPIECE {
-            let json = inner
-                .to_string(true)
-                .map_err(|e| DataError::file(&path, e.to_string()))?;
+            let json = inner.to_string(true).map_err(|e| DataError::file(&path, e.to_string()))?;
             files.insert(0, (JSON, json.into_bytes()));
         }
-        let tokenizer = Tokenizer {
-            inner,
-            files,
-            pad,
-            eos,
-            unk,
-            vocab_size,
-        };
+        let tokenizer = Tokenizer { inner, files, pad, eos, unk, vocab_size };
         // a pipeline that cannot encode at all is refused now and not at the first example
-        tokenizer
-            .encode("question: a")
-            .map_err(|e| DataError::file(&path, e.to_string()))?;
+        tokenizer.encode("question: a").map_err(|e| DataError::file(&path, e.to_string()))?;
         Ok(tokenizer)
     }
 
@@ -232,19 +202,14 @@ fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, DataError> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_file() => {}
         Ok(_) => {
-            return Err(DataError::file(
-                path,
-                "expected a regular file, found a folder or a device",
-            ));
+            return Err(DataError::file(path, "expected a regular file, found a folder or a device"));
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(DataError::io(path, "open the file")(e)),
     }
     let file = File::open(path).map_err(DataError::io(path, "open the file"))?;
     let mut bytes = Vec::new();
-    file.take(limit + 1)
-        .read_to_end(&mut bytes)
-        .map_err(DataError::io(path, "read the file"))?;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(DataError::io(path, "read the file"))?;
     if bytes.len() as u64 > limit {
         return Err(DataError::file(
             path,
@@ -262,12 +227,7 @@ fn from_json(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
     };
     let json: Value = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
     check_maps(&json)?;
-    for (id, entry) in json["model"]["vocab"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .enumerate()
-    {
+    for (id, entry) in json["model"]["vocab"].as_array().into_iter().flatten().enumerate() {
         let length = entry[0].as_str().map_or(0, str::len);
         if length > MAX_PIECE_BYTES {
             return Err(format!(
@@ -290,10 +250,7 @@ fn check_maps(json: &Value) -> Result<(), String> {
             }
             map.values().try_for_each(check_maps)
         }
-        Value::Array(list) => list
-            .iter()
-            .filter(|v| v.is_object() || v.is_array())
-            .try_for_each(check_maps),
+        Value::Array(list) => list.iter().filter(|v| v.is_object() || v.is_array()).try_for_each(check_maps),
         _ => Ok(()),
     }
 }

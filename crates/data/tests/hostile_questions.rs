@@ -83,10 +83,7 @@ fn files_that_cannot_be_used_say_why() {
     let dir = Folder::new();
     let mut text = String::new();
     for i in 0..5000u64 {
-        text += &format!(
-            "{{\"question\": \"{}\"}}\n",
-            i.wrapping_mul(0x9E37_79B9_7F4A_7C15)
-        );
+        text += &format!("{{\"question\": \"{}\"}}\n", i.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     }
     let gz = gzip(text.as_bytes());
     let mut damaged = gz.clone();
@@ -96,16 +93,8 @@ fn files_that_cannot_be_used_say_why() {
         ("empty.jsonl", &b""[..], "empty file"),
         ("blank.jsonl", b"\n \n", "found none"),
         ("none.json", b"[ ]", "found none"),
-        (
-            "cut.json",
-            b"[{\"question\": \"a\"},\n{\"ques",
-            "line 2: item 1 starts here",
-        ),
-        (
-            "lines.json",
-            b"{\"question\": \"a\"}\n{\"question\": \"b\"}\n",
-            ".jsonl",
-        ),
+        ("cut.json", b"[{\"question\": \"a\"},\n{\"ques", "line 2: item 1 starts here"),
+        ("lines.json", b"{\"question\": \"a\"}\n{\"question\": \"b\"}\n", ".jsonl"),
         ("q.txt", b"[]", ".json"),
         ("cut.jsonl.gz", &gz[..gz.len() / 2], "cut short"),
         ("damaged.jsonl.gz", &damaged, "gzip"),
@@ -116,38 +105,18 @@ fn files_that_cannot_be_used_say_why() {
         let path = dir.write(name, bytes);
         let error = dir.open(&path).unwrap_err().to_string();
         assert!(error.contains(name) && error.contains(part), "{error}");
-        let names = fs::read_dir(dir.cache())
-            .into_iter()
-            .flatten()
-            .map(|e| e.unwrap().file_name());
+        let names = fs::read_dir(dir.cache()).into_iter().flatten().map(|e| e.unwrap().file_name());
         let left = names.filter(|n| n.to_str().unwrap().ends_with(".tmp")).count();
         assert_eq!(left, 0, "half-written files of {name} stay in the cache");
     }
-    let error = dir
-        .open(&dir.0.path().join("absent.json"))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("absent.json") && error.contains("check the path"),
-        "{error}"
-    );
+    let error = dir.open(&dir.0.path().join("absent.json")).unwrap_err().to_string();
+    assert!(error.contains("absent.json") && error.contains("check the path"), "{error}");
     let folder = dir.0.path().join("folder.json");
     fs::create_dir(&folder).unwrap();
-    assert!(
-        dir.open(&folder)
-            .unwrap_err()
-            .to_string()
-            .contains("regular file")
-    );
+    assert!(dir.open(&folder).unwrap_err().to_string().contains("regular file"));
     // a pipe without a writer must not make us wait
     let pipe = dir.0.path().join("pipe.jsonl");
-    assert!(
-        std::process::Command::new("mkfifo")
-            .arg(&pipe)
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     assert!(dir.open(&pipe).unwrap_err().to_string().contains("regular file"));
 }
 
@@ -163,11 +132,7 @@ fn a_file_that_changes_is_noticed() {
     let again = dir.open(&path).unwrap();
     assert_eq!(again.len(), 2);
     assert_ne!(again.fingerprint(), first);
-    assert_eq!(
-        fs::read_dir(dir.cache()).unwrap().count(),
-        1,
-        "the index of the earlier state is gone"
-    );
+    assert_eq!(fs::read_dir(dir.cache()).unwrap().count(), 1, "the index of the earlier state is gone");
 }
 
 #[test]
@@ -224,30 +189,13 @@ fn check_reports_every_fault_and_counts_the_rest() {
     assert_eq!(faults, [2, 3, 5, 7, 8]);
     assert_eq!((report.items, report.bad, report.tokens.is_none()), (8, 5, true));
     assert_eq!((report.ctxs.min, report.ctxs.max), (0, 3));
-    assert_eq!(
-        (
-            report.with_target,
-            report.with_answers,
-            report.without_target_and_answers
-        ),
-        (1, 1, 1)
-    );
-    assert_eq!(
-        (report.with_scores, report.with_some_scores, report.without_ctxs),
-        (1, 1, 1)
-    );
+    assert_eq!((report.with_target, report.with_answers, report.without_target_and_answers), (1, 1, 1));
+    assert_eq!((report.with_scores, report.with_some_scores, report.without_ctxs), (1, 1, 1));
     assert_eq!((report.duplicate_ids, report.fewer_ctxs_than_n_context), (1, 2));
     assert_eq!(report.passages_without_title, 2);
     let shown = report.to_string();
-    assert!(
-        shown.contains("8 items, 5 faults") && shown.contains("items repeat an id"),
-        "{shown}"
-    );
-    assert!(
-        serde_json::to_string(&report)
-            .unwrap()
-            .contains("\"duplicate_ids\":1")
-    );
+    assert!(shown.contains("8 items, 5 faults") && shown.contains("items repeat an id"), "{shown}");
+    assert!(serde_json::to_string(&report).unwrap().contains("\"duplicate_ids\":1"));
 }
 
 #[test]
@@ -256,10 +204,7 @@ fn check_goes_on_to_the_end_of_a_list_that_was_cut_short() {
     let text = b"[{\"question\": \"a\"},\n{\"question\": 1},\n{\"question\": \"b\"},\n{\"question";
     let path = dir.write("q.json", text);
     let mut faults = Vec::new();
-    let report = check(&path, &dir.cache(), None, &ENCODING, &mut |e| {
-        faults.push(e.to_string())
-    })
-    .unwrap();
+    let report = check(&path, &dir.cache(), None, &ENCODING, &mut |e| faults.push(e.to_string())).unwrap();
     assert_eq!((report.items, report.bad), (3, 2));
     assert!(faults[0].contains("line 2 (item 1)"), "{faults:?}");
     assert!(faults[1].contains("line 4: item 3 starts here"), "{faults:?}");

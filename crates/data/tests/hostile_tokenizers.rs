@@ -18,12 +18,8 @@ const ENCODING: ReaderEncoding = ReaderEncoding {
 
 /// A unigram tokenizer of a few pieces, written as a tokenizer.json that also asks for wild padding.
 fn tokenizer_json() -> Value {
-    let mut vocab = vec![
-        ("<pad>".to_string(), 0.0),
-        ("</s>".into(), 0.0),
-        ("<unk>".into(), 0.0),
-        ("▁".into(), -2.0),
-    ];
+    let mut vocab =
+        vec![("<pad>".to_string(), 0.0), ("</s>".into(), 0.0), ("<unk>".into(), 0.0), ("▁".into(), -2.0)];
     vocab.extend(('a'..='z').chain([':', '?']).map(|c| (c.to_string(), -4.0)));
     vocab.extend(["▁question", "▁title", "▁context"].map(|w| (w.to_string(), -3.0)));
     let special = |id: u32, text: &str| {
@@ -59,42 +55,19 @@ fn ragged_items_are_encoded_and_packed() {
         "{\"question\": \"a\", \"target\": \"b\", \"ctxs\": [{\"text\": \"x\"}, {\"text\": \"y\"}, {\"text\": \"z\"}]}",
     );
     let none = question("{\"question\": \"a\", \"ctxs\": []}");
-    let with_eos = ReaderEncoding {
-        passage_eos: true,
-        text_maxlength: 4,
-        answer_maxlength: Some(1),
-        ..ENCODING
-    };
+    let with_eos =
+        ReaderEncoding { passage_eos: true, text_maxlength: 4, answer_maxlength: Some(1), ..ENCODING };
     let example = with_eos.encode_for_training(&many, &tokenizer, 0, 0).unwrap();
     assert_eq!((example.passages.len(), example.target.len()), (2, 1));
-    assert!(
-        example
-            .passages
-            .iter()
-            .all(|p| p.len() == 4 && p[3] == tokenizer.eos_id())
-    );
+    assert!(example.passages.iter().all(|p| p.len() == 4 && p[3] == tokenizer.eos_id()));
     let bare = ENCODING.encode_for_answering(&none, &tokenizer).unwrap();
     assert_eq!(bare.passages, [tokenizer.encode("question: a").unwrap()]);
     let batch = PackedReaderBatch::new(&[example, bare]).unwrap();
     assert_eq!(batch.question_sequences, [0, 2, 3]);
-    let error = ENCODING
-        .encode_for_training(&none, &tokenizer, 0, 0)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("q.jsonl, line 4") && error.contains("add an answer"),
-        "{error}"
-    );
-    let zero = ReaderEncoding {
-        text_maxlength: 0,
-        ..ENCODING
-    };
-    assert!(
-        zero.encode_question(&many, &tokenizer)
-            .unwrap_err()
-            .to_string()
-            .contains("--text_maxlength")
-    );
+    let error = ENCODING.encode_for_training(&none, &tokenizer, 0, 0).unwrap_err().to_string();
+    assert!(error.contains("q.jsonl, line 4") && error.contains("add an answer"), "{error}");
+    let zero = ReaderEncoding { text_maxlength: 0, ..ENCODING };
+    assert!(zero.encode_question(&many, &tokenizer).unwrap_err().to_string().contains("--text_maxlength"));
 }
 
 #[test]
@@ -104,34 +77,19 @@ fn check_measures_tokens() {
     let item = "{\"question\": \"a\", \"answers\": [\"b\", \"c\"], \"ctxs\": [{\"title\": \"t\", \"text\": \"abcdef\"}, {\"text\": \"\"}]}";
     fs::write(&path, format!("{item}\n{{\"question\": \"a\"}}\n")).unwrap();
     let tokenizer = load(&tokenizer_json()).unwrap();
-    let report = check(
-        &path,
-        &dir.path().join("cache"),
-        Some(&tokenizer),
-        &ENCODING,
-        &mut |e| panic!("{e}"),
-    )
-    .unwrap();
+    let report =
+        check(&path, &dir.path().join("cache"), Some(&tokenizer), &ENCODING, &mut |e| panic!("{e}")).unwrap();
     let tokens = report.tokens.as_ref().unwrap();
     // "question: a title: t context: abcdef" has 4 + 4 + 2 + 7 tokens ("▁" and "a" are two pieces)
-    let long = tokenizer
-        .encode("question: a title: t context: abcdef")
-        .unwrap()
-        .len() as u64;
+    let long = tokenizer.encode("question: a title: t context: abcdef").unwrap().len() as u64;
     let short = tokenizer.encode("question: a title:  context: ").unwrap().len() as u64;
     let bare = tokenizer.encode("question: a").unwrap().len() as u64;
     assert!(long > 12 && short <= 12 && bare < short);
-    assert_eq!(
-        (tokens.passages.sequences, tokens.passages.max, tokens.tokens),
-        (3, long, 12 + short + bare)
-    );
+    assert_eq!((tokens.passages.sequences, tokens.passages.max, tokens.tokens), (3, long, 12 + short + bare));
     assert!((tokens.passages.truncated_share - 1.0 / 3.0).abs() < 1e-12);
     assert!((tokens.padding_share - (1.0 - (12 + short + bare) as f64 / 36.0)).abs() < 1e-12);
     let targets = tokens.targets.unwrap();
-    assert_eq!(
-        (targets.sequences, targets.max, targets.truncated_share),
-        (2, 3, 0.0)
-    );
+    assert_eq!((targets.sequences, targets.max, targets.truncated_share), (2, 3, 0.0));
     assert!(report.to_string().contains("33.3 % are cut"), "{report}");
 }
 
@@ -141,10 +99,7 @@ fn padding_and_truncation_of_the_tokenizer_file_are_off() {
     let ids = tokenizer.encode("question: abc").unwrap();
     assert_eq!(tokenizer.decode(&ids).unwrap(), "question: abc");
     assert_eq!(ids.len(), 6);
-    assert_eq!(
-        tokenizer.decode(&[0, ids[0], 1, 4_000_000_000]).unwrap(),
-        "question"
-    );
+    assert_eq!(tokenizer.decode(&[0, ids[0], 1, 4_000_000_000]).unwrap(), "question");
 }
 
 #[test]
@@ -171,25 +126,12 @@ fn hostile_tokenizer_files_are_errors() {
         (json!([1, 2]), "found an error"),
     ] {
         let error = load(&json).unwrap_err().to_string();
-        assert!(
-            error.contains("tokenizer.json") && error.contains(part),
-            "{part}: {error}"
-        );
+        assert!(error.contains("tokenizer.json") && error.contains(part), "{part}: {error}");
     }
     let dir = tempfile::tempdir().unwrap();
-    assert!(
-        Tokenizer::load(dir.path())
-            .unwrap_err()
-            .to_string()
-            .contains("spiece.model")
-    );
+    assert!(Tokenizer::load(dir.path()).unwrap_err().to_string().contains("spiece.model"));
     fs::write(dir.path().join("tokenizer.json"), "[".repeat(1_000_000)).unwrap();
-    assert!(
-        Tokenizer::load(dir.path())
-            .unwrap_err()
-            .to_string()
-            .contains("recursion limit")
-    );
+    assert!(Tokenizer::load(dir.path()).unwrap_err().to_string().contains("recursion limit"));
 }
 
 /// Bytes of a protobuf field with a length.
@@ -199,15 +141,7 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn piece(text: &str, score: f32) -> Vec<u8> {
-    field(
-        1,
-        &[
-            field(1, text.as_bytes()),
-            vec![2 << 3 | 5],
-            score.to_le_bytes().to_vec(),
-        ]
-        .concat(),
-    )
+    field(1, &[field(1, text.as_bytes()), vec![2 << 3 | 5], score.to_le_bytes().to_vec()].concat())
 }
 
 #[test]
@@ -231,24 +165,12 @@ fn a_small_spiece_model_works_and_damaged_ones_are_errors() {
         (whole[..whole.len() - 3].to_vec(), "bad data"),
         ([pieces.clone(), trainer(2, 2)].concat(), "type 2"),
         ([pieces.clone(), trainer(1, 77)].concat(), "unknown piece"),
-        (
-            [pieces.clone(), piece("c", f32::NAN), trainer(1, 2)].concat(),
-            "finite score",
-        ),
-        (
-            [pieces.clone(), piece("", 0.0), trainer(1, 2)].concat(),
-            "piece 6",
-        ),
-        (
-            [pieces.clone(), trainer(1, 2), wild_map].concat(),
-            "character map",
-        ),
+        ([pieces.clone(), piece("c", f32::NAN), trainer(1, 2)].concat(), "finite score"),
+        ([pieces.clone(), piece("", 0.0), trainer(1, 2)].concat(), "piece 6"),
+        ([pieces.clone(), trainer(1, 2), wild_map].concat(), "character map"),
     ] {
         let error = load(&bytes).unwrap_err().to_string();
-        assert!(
-            error.contains("spiece.model") && error.contains(part),
-            "{part}: {error}"
-        );
+        assert!(error.contains("spiece.model") && error.contains(part), "{part}: {error}");
     }
 }
 
@@ -256,16 +178,8 @@ fn a_small_spiece_model_works_and_damaged_ones_are_errors() {
 fn golden_spiece() -> Vec<u8> {
     let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let golden = std::env::var_os("TERCIO_GOLDEN").map_or(default, PathBuf::from);
-    let models = fs::read_dir(&golden)
-        .unwrap()
-        .map(|e| e.unwrap().path().join("model/spiece.model"));
-    fs::read(
-        models
-            .filter(|p| p.exists())
-            .min()
-            .expect("a spiece.model in a golden case"),
-    )
-    .unwrap()
+    let models = fs::read_dir(&golden).unwrap().map(|e| e.unwrap().path().join("model/spiece.model"));
+    fs::read(models.filter(|p| p.exists()).min().expect("a spiece.model in a golden case")).unwrap()
 }
 
 proptest! {
@@ -296,9 +210,7 @@ fn flipped_bytes_of_a_spiece_model_never_stop_the_program() {
         }
         fs::write(dir.path().join("spiece.model"), bytes).unwrap();
         if let Ok(tokenizer) = Tokenizer::load(dir.path()) {
-            tokenizer
-                .encode("Héllo naïve ﬁsh ½ x² \u{1}東京 \u{200b}a")
-                .unwrap();
+            tokenizer.encode("Héllo naïve ﬁsh ½ x² \u{1}東京 \u{200b}a").unwrap();
             loaded += 1;
         }
     }
