@@ -110,10 +110,7 @@ pub fn bench_reader<D: Device>(
     let o = options;
     let vocabulary = o.config.vocab_size;
     if tokenizer.vocab_size() > vocabulary {
-        return Err(TrainError::Vocabulary {
-            tokenizer: tokenizer.vocab_size(),
-            model: vocabulary,
-        });
+        return Err(TrainError::Vocabulary { tokenizer: tokenizer.vocab_size(), model: vocabulary });
     }
     let encoding = ReaderEncoding {
         text_maxlength: o.text_maxlength,
@@ -123,9 +120,8 @@ pub fn bench_reader<D: Device>(
         passage_eos: false,
     };
     let questions = Questions::open(&o.input, cache)?;
-    let batches: Vec<Batch> = (0..=o.steps)
-        .map(|i| encode(&questions, &tokenizer, &encoding, o, i))
-        .collect::<Result<_, _>>()?;
+    let batches: Vec<Batch> =
+        (0..=o.steps).map(|i| encode(&questions, &tokenizer, &encoding, o, i)).collect::<Result<_, _>>()?;
     let mut config = o.config.clone();
     config.dropout_rate = 0.1;
     let loaded = LoadedT5::random(config, Initialization { seed: 0 }, device);
@@ -141,7 +137,7 @@ pub fn bench_reader<D: Device>(
             seed: 0,
             recompute: o.recompute,
             generation_max_length: ANSWER_TOKENS,
-            eval_batch: o.questions,
+            eval_n_context: o.passages,
             eval_print_freq: u64::MAX,
         },
         batches,
@@ -156,10 +152,7 @@ pub fn bench_reader<D: Device>(
     let timed = &objective.batches[1..];
     let tokens: usize = timed.iter().map(|b| b.packed.ids.len()).sum();
     let places = (o.steps * o.questions * o.passages * o.text_maxlength) as f64;
-    let flops: f64 = timed
-        .iter()
-        .map(|b| product_flops(&o.config, &b.packed, o.mode, o.recompute))
-        .sum();
+    let flops: f64 = timed.iter().map(|b| product_flops(&o.config, &b.packed, o.mode, o.recompute)).sum();
     let total: f64 = times.iter().sum();
     Ok(BenchReport {
         tercio: env!("CARGO_PKG_VERSION"),
@@ -173,10 +166,7 @@ pub fn bench_reader<D: Device>(
         seconds_per_step: rounded(median(&times), 3),
         real_tokens_per_second: (tokens as f64 / total).round(),
         real_fraction: rounded(tokens as f64 / places, 3),
-        peak_rss_gb: rounded(
-            memory::peak_resident().map_or(0.0, |b| b as f64 / 1024.0 / 1e6),
-            2,
-        ),
+        peak_rss_gb: rounded(memory::peak_resident().map_or(0.0, |b| b as f64 / 1024.0 / 1e6), 2),
         share_of_peak: rounded(flops / total / peak, 3),
         peak_gflops: rounded(peak / 1e9, 1),
         arithmetic: device.arithmetic(),
@@ -197,9 +187,7 @@ fn encode(
     o: &BenchOptions,
     i: usize,
 ) -> Result<Batch, TrainError> {
-    let rows: Vec<usize> = (0..o.questions)
-        .map(|j| (i * o.questions + j) % questions.len())
-        .collect();
+    let rows: Vec<usize> = (0..o.questions).map(|j| (i * o.questions + j) % questions.len()).collect();
     let encoded: Vec<_> = rows
         .par_iter()
         .map(|&row| {
@@ -215,10 +203,7 @@ fn encode(
             Ok(encoding.encode_for_training(&question, tokenizer, 0, 0)?)
         })
         .collect::<Result<_, _>>()?;
-    Ok(Batch {
-        packed: PackedReaderBatch::new(&encoded)?,
-        rows,
-    })
+    Ok(Batch { packed: PackedReaderBatch::new(&encoded)?, rows })
 }
 
 /// A reader's objective over batches that are encoded already.
@@ -252,8 +237,7 @@ impl<D: Device> Objective<D> for Encoded {
         weight: f64,
         gradients: &mut Arena<D>,
     ) -> ShardOutcome {
-        self.reader
-            .gradient(device, parameters, shard, draw, weight, gradients)
+        self.reader.gradient(device, parameters, shard, draw, weight, gradients)
     }
     fn evaluate(
         &self,
@@ -289,19 +273,9 @@ fn train<D: Device>(
         weight_decay: 0.01,
         fixed_lr: false,
     };
-    let plan = BatchPlan {
-        global: o.questions,
-        micro: o.questions,
-        shards: 1,
-        groups: 1,
-    };
+    let plan = BatchPlan { global: o.questions, micro: o.questions, shards: 1, groups: 1 };
     let zeros = || Arena::zeros(device, objective.reader.model.layout());
-    let mut state = TrainState {
-        step: 0,
-        parameters,
-        first: zeros(),
-        second: zeros(),
-    };
+    let mut state = TrainState { step: 0, parameters, first: zeros(), second: zeros() };
     let mut stepper = Stepper::new(device, objective, plan, &optim, 0);
     let (mut times, mut losses) = (Vec::new(), Vec::new());
     for (i, batch) in objective.batches.iter().enumerate() {
@@ -321,10 +295,7 @@ fn generate<D: Device>(
     objective: &Encoded,
     parameters: &Arena<D>,
 ) -> Result<Vec<f64>, TrainError> {
-    let predictor = Predictor {
-        min_length: ANSWER_TOKENS,
-        ..objective.reader.predictor(device, parameters)
-    };
+    let predictor = Predictor { min_length: ANSWER_TOKENS, ..objective.reader.predictor(device, parameters) };
     let mut times = Vec::new();
     for (i, batch) in objective.batches.iter().enumerate() {
         let start = Instant::now();
@@ -347,11 +318,7 @@ pub fn product_flops(c: &T5Config, batch: &PackedReaderBatch, mode: BenchMode, r
     let feed_forward = 2.0 * d * ff * if c.gated { 3.0 } else { 2.0 };
     let own = 2.0 * 4.0 * d * inner;
     let tokens = batch.ids.len() as f64;
-    let pairs: f64 = batch
-        .offsets
-        .windows(2)
-        .map(|w| f64::from(w[1] - w[0]) * f64::from(w[1] - w[0]))
-        .sum();
+    let pairs: f64 = batch.offsets.windows(2).map(|w| f64::from(w[1] - w[0]) * f64::from(w[1] - w[0])).sum();
     let encoder = c.num_layers as f64 * (tokens * (own + feed_forward) + 4.0 * pairs * inner);
     let layers = c.num_decoder_layers as f64;
     let cross_keys = layers * tokens * 2.0 * d * 2.0 * inner;

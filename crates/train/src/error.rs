@@ -64,6 +64,20 @@ pub enum TrainError {
         /// Rows of the model's embedding.
         model: usize,
     },
+    /// An evaluation that cannot go on.
+    #[error("{0}")]
+    Evaluation(String),
+    /// A signal ended the work; nothing half-written is left.
+    #[error("stopped by a signal; no file of results was written")]
+    Stopped,
+    /// A source of questions could not be read.
+    #[error("{path}: cannot read it: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// A file of results could not be written.
     #[error("{path}: cannot write it: {source}")]
     Write {

@@ -1,13 +1,17 @@
 //! The training loop, objectives, schedules, checkpoints and logs.
 
 pub mod accumulate;
+pub mod answer;
 pub mod bench;
 pub mod error;
+pub mod evaluate;
+pub mod inspect;
 pub mod objective;
 pub mod objectives;
 pub mod options;
 pub mod plan;
 pub mod predict;
+pub mod replace;
 pub mod run;
 pub mod schedule;
 pub mod scratch;

@@ -85,12 +85,7 @@ pub struct RunOptions {
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct ReaderModelOptions {
     /// Model to start from: a folder (Hugging Face or FiD layout) or a hub name; step 0 of a run without checkpoints
-    #[arg(
-        long,
-        visible_alias = "model",
-        env = "TERCIO_MODEL_PATH",
-        default_value = "none"
-    )]
+    #[arg(long, visible_alias = "model", env = "TERCIO_MODEL_PATH", default_value = "none")]
     pub model_path: String,
     /// Size of T5: small, base, large, 3b, 11b; pretrained `t5-SIZE` unless --init random
     #[arg(long, env = "TERCIO_MODEL_SIZE", default_value = "base")]
@@ -118,6 +113,9 @@ pub struct ReaderModelOptions {
     /// Passages of each question that are read
     #[arg(long, env = "TERCIO_N_CONTEXT", default_value_t = 1)]
     pub n_context: usize,
+    /// Passages of each question that are read in evaluation; 0: as --n_context
+    #[arg(long, env = "TERCIO_EVAL_N_CONTEXT", default_value_t = 0)]
+    pub eval_n_context: usize,
     /// End every passage with `</s>`, as newer libraries do (FiD's released models were trained without)
     #[arg(long, env = "TERCIO_PASSAGE_EOS")]
     pub passage_eos: bool,
@@ -249,6 +247,7 @@ pub const MAY_CHANGE: &[&str] = &[
     "save_freq",
     "log_freq",
     "eval_print_freq",
+    "eval_n_context",
     "keep_last",
     "early_stop",
     "checkpoint_dir",
@@ -276,15 +275,9 @@ pub struct BatchPlan {
 impl ReaderDataOptions {
     /// Translates FiD's batch flags and checks that the sizes fit each other.
     pub fn batch_plan(&self) -> Result<BatchPlan, String> {
-        let micro = if self.micro_batch_size > 0 {
-            self.micro_batch_size
-        } else {
-            self.per_gpu_batch_size
-        };
+        let micro = if self.micro_batch_size > 0 { self.micro_batch_size } else { self.per_gpu_batch_size };
         let global = match self.global_batch_size {
-            0 => micro
-                .checked_mul(self.accumulation_steps)
-                .ok_or("the batch size is out of range")?,
+            0 => micro.checked_mul(self.accumulation_steps).ok_or("the batch size is out of range")?,
             n => n,
         };
         if micro == 0 || global == 0 {
@@ -297,51 +290,46 @@ impl ReaderDataOptions {
         }
         let shards = global / micro;
         let most = 1usize << shards.ilog2();
-        let groups = if self.bit_groups == 0 {
-            most.min(8)
-        } else {
-            self.bit_groups
-        };
+        let groups = if self.bit_groups == 0 { most.min(8) } else { self.bit_groups };
         if !groups.is_power_of_two() || groups > most {
             return Err(format!(
                 "--bit_groups {groups} must be a power of two of at most the {shards} shards of an update"
             ));
         }
-        Ok(BatchPlan {
-            global,
-            micro,
-            shards,
-            groups,
-        })
+        Ok(BatchPlan { global, micro, shards, groups })
     }
+}
+
+/// Refuses FiD's flags of a launcher of several processes.
+pub fn check_single_process(local_rank: i64, main_port: i64) -> Result<(), String> {
+    if local_rank != -1 || main_port != -1 {
+        return Err("--local_rank and --main_port belong to a launcher of several processes; this build works with \
+                    one process: leave them away"
+            .into());
+    }
+    Ok(())
+}
+
+/// Refuses a name that would leave the folder of all runs.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let plain =
+        std::path::Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
+    if name.is_empty() || !plain {
+        return Err(format!("--name {name:?} must be the name of a folder below --checkpoint_dir"));
+    }
+    Ok(())
 }
 
 impl ReaderOptions {
     /// What is wrong with the settings, if anything, said before any file is opened.
     pub fn check(&self) -> Result<(), String> {
         let o = &self.optim;
-        if self.run.local_rank != -1 || self.run.main_port != -1 {
-            return Err("--local_rank and --main_port belong to a launcher of several processes; this build trains with \
-                        one process: leave them away"
-                .into());
-        }
-        let name = std::path::Path::new(&self.run.name);
-        let plain = name
-            .components()
-            .all(|c| matches!(c, std::path::Component::Normal(_)));
-        if self.run.name.is_empty() || !plain {
-            return Err(format!(
-                "--name {:?} must be the name of a folder below --checkpoint_dir",
-                self.run.name
-            ));
-        }
+        check_single_process(self.run.local_rank, self.run.main_port)?;
+        check_name(&self.run.name)?;
         if o.total_steps == 0 {
             return Err("--total_steps must be at least 1".into());
         }
-        for (flag, value) in [
-            ("eval_freq", self.data.eval_freq),
-            ("save_freq", self.data.save_freq),
-        ] {
+        for (flag, value) in [("eval_freq", self.data.eval_freq), ("save_freq", self.data.save_freq)] {
             if value == 0 {
                 return Err(format!("--{flag} must be at least 1"));
             }
@@ -367,7 +355,7 @@ impl ReaderOptions {
         }
         if self.data.early_stop > 0 && self.data.eval_data.is_none() {
             return Err(
-                "--early_stop needs --eval_data: without evaluation nothing tells when to stop".into(),
+                "--early_stop needs --eval_data: without evaluation nothing tells when to stop".into()
             );
         }
         if self.data.train_data.is_none() {

@@ -46,14 +46,7 @@ pub struct Predictor<'a, D: Device> {
 /// Encoder tokens of each question.
 pub fn question_spans(batch: &PackedReaderBatch) -> Vec<Span> {
     let at = |sequence: u32| batch.offsets[sequence as usize];
-    batch
-        .question_sequences
-        .windows(2)
-        .map(|w| Span {
-            start: at(w[0]),
-            end: at(w[1]),
-        })
-        .collect()
+    batch.question_sequences.windows(2).map(|w| Span { start: at(w[0]), end: at(w[1]) }).collect()
 }
 
 /// Positions of encoder tokens as in a batch padded to `width` tokens a passage: what the old bias table was trained on.
@@ -61,10 +54,7 @@ pub fn padded_positions(batch: &PackedReaderBatch, width: usize) -> Vec<u32> {
     let mut positions = Vec::with_capacity(batch.ids.len());
     for question in batch.question_sequences.windows(2) {
         for (n, sequence) in (question[0]..question[1]).enumerate() {
-            let (start, end) = (
-                batch.offsets[sequence as usize],
-                batch.offsets[sequence as usize + 1],
-            );
+            let (start, end) = (batch.offsets[sequence as usize], batch.offsets[sequence as usize + 1]);
             positions.extend((0..end - start).map(|t| (n * width) as u32 + t));
         }
     }
@@ -78,7 +68,15 @@ impl<D: Device> Predictor<'_, D> {
             .par_iter()
             .map(|q| self.encoding.encode_for_answering(q, self.tokenizer))
             .collect::<Result<_, _>>()?;
-        self.answer_batch(&PackedReaderBatch::new(&encoded)?)
+        let mut predictions = self.answer_batch(&PackedReaderBatch::new(&encoded)?)?;
+        // Where no passage was read the only sequence was the bare question, which is no passage's.
+        for (question, prediction) in questions.iter().zip(&mut predictions) {
+            let read = question.ctxs.len().min(self.encoding.n_context);
+            if let Some(scores) = &mut prediction.scores {
+                scores.truncate(read);
+            }
+        }
+        Ok(predictions)
     }
 
     /// Answers questions that are encoded already; call it within the device's pool ([`Device::run`]).
@@ -100,27 +98,15 @@ impl<D: Device> Predictor<'_, D> {
                 let part = &raw[s.start as usize..s.end as usize];
                 (part.iter().map(|&v| v as f64).sum::<f64>() / part.len() as f64) as f32
             };
-            let of_question = |w: &[u32]| {
-                spans[w[0] as usize..w[1] as usize]
-                    .iter()
-                    .map(mean)
-                    .collect::<Vec<_>>()
-            };
-            batch
-                .question_sequences
-                .windows(2)
-                .map(of_question)
-                .collect::<Vec<_>>()
+            let of_question =
+                |w: &[u32]| spans[w[0] as usize..w[1] as usize].iter().map(mean).collect::<Vec<_>>();
+            batch.question_sequences.windows(2).map(of_question).collect::<Vec<_>>()
         });
         let mut predictions = Vec::with_capacity(batch.questions());
         for (i, tokens) in generation.tokens.into_iter().enumerate() {
             let answer = self.tokenizer.decode(&tokens)?;
             let scores = passage_scores.as_ref().map(|s| s[i].clone());
-            predictions.push(Prediction {
-                answer,
-                tokens,
-                scores,
-            });
+            predictions.push(Prediction { answer, tokens, scores });
         }
         Ok(predictions)
     }
@@ -129,18 +115,43 @@ impl<D: Device> Predictor<'_, D> {
     pub fn each(
         &self,
         questions: &Questions,
+        take: impl FnMut(&Question, Prediction) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        self.first(questions, usize::MAX, take)
+    }
+
+    /// As [`Predictor::each`], for the first `limit` questions. Those before a bad item are answered before its error
+    /// is returned.
+    pub fn first(
+        &self,
+        questions: &Questions,
+        limit: usize,
         mut take: impl FnMut(&Question, Prediction) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        let batches = questions.len().div_ceil(self.batch.max(1));
-        for (b, start) in (0..questions.len()).step_by(self.batch.max(1)).enumerate() {
-            let end = (start + self.batch.max(1)).min(questions.len());
-            let mut batch: Vec<Question> = (start..end)
-                .into_par_iter()
-                .map(|i| questions.get(i))
-                .collect::<Result<_, _>>()?;
+        let (size, len) = (self.batch.max(1), questions.len().min(limit));
+        let batches = len.div_ceil(size);
+        for (b, start) in (0..len).step_by(size).enumerate() {
+            let end = start.saturating_add(size).min(len);
+            let read: Vec<_> = (start..end).into_par_iter().map(|i| questions.get(i)).collect();
+            let mut fault = None;
+            let mut batch: Vec<Question> = Vec::new();
+            for question in read {
+                match question {
+                    Ok(question) => batch.push(question),
+                    Err(e) => {
+                        fault = Some(e);
+                        break;
+                    }
+                }
+            }
             batch.iter_mut().for_each(Question::sort_by_score);
-            for (question, prediction) in batch.iter().zip(self.answer(&batch)?) {
-                take(question, prediction)?;
+            if !batch.is_empty() {
+                for (question, prediction) in batch.iter().zip(self.answer(&batch)?) {
+                    take(question, prediction)?;
+                }
+            }
+            if let Some(fault) = fault {
+                return Err(fault.into());
             }
             self.device.trim();
             if (b as u64 + 1).is_multiple_of(self.print_freq.max(1)) {

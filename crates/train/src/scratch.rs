@@ -23,10 +23,7 @@ impl ScratchFolder {
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
-            .map_err(|source| TrainError::Write {
-                path: path.display().to_string(),
-                source,
-            })?;
+            .map_err(|source| TrainError::Write { path: path.display().to_string(), source })?;
         Ok(ScratchFolder { path })
     }
     /// The folder.

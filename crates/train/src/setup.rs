@@ -86,8 +86,7 @@ fn settle_config(
         return Ok(());
     };
     let has_begun = has_checkpoints
-        || (dir.join(metrics::METRICS_NAME).exists()
-            && !metrics::read_series(dir, None, "loss")?.is_empty());
+        || (dir.join(metrics::METRICS_NAME).exists() && !metrics::read_series(dir, None, "loss")?.is_empty());
     if !has_begun {
         return Ok(());
     }
@@ -125,10 +124,7 @@ pub fn look_for_checkpoint(options: &ReaderOptions) -> Result<Option<FoundCheckp
 fn move_aside(dir: &Path) -> Result<PathBuf, TrainError> {
     // Nobody may be at work in it.
     drop(Lease::acquire(dir)?);
-    let name = dir
-        .file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .unwrap_or_default();
+    let name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let free = (1u32..)
         .map(|i| dir.with_file_name(format!("{name}.before-{i}")))
         .find(|p| !p.exists())
@@ -168,33 +164,17 @@ pub fn open_reader_from<D: Device>(
     }
     let (vocabulary, ids) = (loaded.model.config.vocab_size, tokenizer.vocab_size());
     if ids > vocabulary {
-        return Err(TrainError::Vocabulary {
-            tokenizer: ids,
-            model: vocabulary,
-        });
+        return Err(TrainError::Vocabulary { tokenizer: ids, model: vocabulary });
     }
-    let path = options
-        .data
-        .train_data
-        .as_ref()
-        .expect("checked with the settings");
+    let path = options.data.train_data.as_ref().expect("checked with the settings");
     let train = Questions::open(path, cache)?;
-    let eval = options
-        .data
-        .eval_data
-        .as_ref()
-        .map(|p| Questions::open(p, cache))
-        .transpose()?;
+    let eval = options.data.eval_data.as_ref().map(|p| Questions::open(p, cache)).transpose()?;
     let used = match options.data.maxload {
         n if n >= 0 => train.len().min(n as usize),
         _ => train.len(),
     };
     let plan = options.data.batch_plan().map_err(TrainError::Options)?;
-    let LoadedT5 {
-        model,
-        parameters,
-        json,
-    } = loaded;
+    let LoadedT5 { model, parameters, json } = loaded;
     let objective = ReaderObjective {
         model,
         json,
@@ -206,6 +186,10 @@ pub fn open_reader_from<D: Device>(
         seed: options.run.seed,
         recompute: options.model.recompute,
         generation_max_length: options.model.generation_max_length,
+        eval_n_context: match options.model.eval_n_context {
+            0 => options.model.n_context,
+            n => n,
+        },
         eval_batch: plan.micro,
         eval_print_freq: options.data.eval_print_freq,
     };
@@ -222,17 +206,8 @@ pub fn open_reader_from<D: Device>(
         }
         None => {
             let zeros = || Arena::zeros(device, objective.model.layout());
-            let state = TrainState {
-                step: 0,
-                parameters,
-                first: zeros(),
-                second: zeros(),
-            };
-            Ok(ReaderRun {
-                objective,
-                state,
-                counters: None,
-            })
+            let state = TrainState { step: 0, parameters, first: zeros(), second: zeros() };
+            Ok(ReaderRun { objective, state, counters: None })
         }
     }
 }
@@ -266,17 +241,8 @@ fn go_on<D: Device>(
     }
     let (first, second) = load_moments(device, objective.model.layout(), &checkpoint.path)?;
     tracing::info!("going on from {path}: {} updates are done", checkpoint.step);
-    let state = TrainState {
-        step: checkpoint.step,
-        parameters,
-        first,
-        second,
-    };
-    Ok(ReaderRun {
-        objective,
-        state,
-        counters: Some(stored.counters),
-    })
+    let state = TrainState { step: checkpoint.step, parameters, first, second };
+    Ok(ReaderRun { objective, state, counters: Some(stored.counters) })
 }
 
 /// How a reader's inputs are made, from its flags.
@@ -288,6 +254,46 @@ pub fn encoding(o: &ReaderModelOptions) -> ReaderEncoding {
         no_title: o.no_title,
         passage_eos: o.passage_eos,
     }
+}
+
+/// A model to use: `name` is a model folder, a hub name, or a run's folder, which stands for its best checkpoint (the
+/// latest where none is marked best). The tokenizer is that of the folder, or the one in `tokenizer`.
+///
+/// # Errors
+/// What is missing or does not fit; a tokenizer with more ids than the model has embeddings.
+pub fn open_model<D: Device>(
+    name: &str,
+    tokenizer: Option<&Path>,
+    device: &D,
+) -> Result<(LoadedT5<D>, Tokenizer), TrainError> {
+    let folder = model_folder(name)?;
+    let tokenizer = Tokenizer::load(tokenizer.unwrap_or(folder.path()))?;
+    let loaded = LoadedT5::open(&folder, device)?;
+    let (vocabulary, ids) = (loaded.model.config.vocab_size, tokenizer.vocab_size());
+    if ids > vocabulary {
+        return Err(TrainError::Vocabulary {
+            tokenizer: ids,
+            model: vocabulary,
+        });
+    }
+    Ok((loaded, tokenizer))
+}
+
+/// The folder that a name of a model stands for; see [`open_model`].
+///
+/// # Errors
+/// None is there.
+pub fn model_folder(name: &str) -> Result<ModelFolder, TrainError> {
+    let path = Path::new(name);
+    if !path.join("config.json").is_file() {
+        for link in ["best_dev", "latest"] {
+            let checkpoint = path.join("checkpoint").join(link);
+            if checkpoint.join("config.json").is_file() {
+                return Ok(ModelFolder::open(&checkpoint.to_string_lossy())?);
+            }
+        }
+    }
+    Ok(ModelFolder::open(name)?)
 }
 
 fn initial_model<D: Device>(
@@ -305,9 +311,7 @@ fn initial_model<D: Device>(
     };
     if o.init == Init::Random {
         if o.model_path != "none" {
-            return Err(TrainError::Options(
-                "--init random and --model_path exclude each other".into(),
-            ));
+            return Err(TrainError::Options("--init random and --model_path exclude each other".into()));
         }
         let (config, folder) = match &o.model_config {
             Some(path) => (read_config(path)?, path.parent()),
@@ -316,15 +320,10 @@ fn initial_model<D: Device>(
         // The shape's own folder serves as the tokenizer's where it holds one.
         let own = folder.filter(|f| f.join("tokenizer.json").is_file() || f.join("spiece.model").is_file());
         let tokenizer = tokenizer_of(own)?;
-        return Ok((
-            LoadedT5::random(config, Initialization { seed }, device),
-            tokenizer,
-        ));
+        return Ok((LoadedT5::random(config, Initialization { seed }, device), tokenizer));
     }
     if o.model_config.is_some() {
-        return Err(TrainError::Options(
-            "--model_config gives a shape for --init random".into(),
-        ));
+        return Err(TrainError::Options("--model_config gives a shape for --init random".into()));
     }
     let name = match o.model_path.as_str() {
         "none" => {
@@ -341,9 +340,7 @@ fn initial_model<D: Device>(
 /// The published shape of a size.
 pub fn of_size(size: &str) -> Result<T5Config, TrainError> {
     T5Config::of_size(size).ok_or_else(|| {
-        TrainError::Options(format!(
-            "model size {size}: expected small, base, large, 3b or 11b"
-        ))
+        TrainError::Options(format!("model size {size}: expected small, base, large, 3b or 11b"))
     })
 }
 

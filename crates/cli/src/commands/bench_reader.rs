@@ -10,7 +10,7 @@ use tercio_train::bench::{BenchMode, BenchOptions, BenchReport, bench_reader};
 use tercio_train::scratch::ScratchFolder;
 use tercio_train::setup;
 
-use super::common::{self, at_least_one};
+use super::common::{self, at_least_one, line};
 
 /// What to time.
 #[derive(Clone, Copy, ValueEnum)]
@@ -81,10 +81,7 @@ impl BenchReader {
                 Mode::Train => BenchMode::Train,
                 Mode::Generate => BenchMode::Generate,
             },
-            size: self
-                .model_config
-                .as_ref()
-                .map_or(self.size, |p| p.display().to_string()),
+            size: self.model_config.as_ref().map_or(self.size, |p| p.display().to_string()),
             config,
             input: self.input,
             questions: self.questions,
@@ -98,41 +95,40 @@ impl BenchReader {
         let cache = ScratchFolder::new()?;
         let report = bench_reader(&device, &options, tokenizer, cache.path())?;
         if self.json {
-            println!("{}", serde_json::to_string(&report)?);
+            line(&serde_json::to_string(&report)?)?;
         } else {
-            table(&report);
+            line(&table(&report))?;
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn table(r: &BenchReport) {
+fn table(r: &BenchReport) -> String {
     let mode = match r.mode {
         BenchMode::Train => "training step",
         BenchMode::Generate => "answering, 20 tokens",
     };
-    println!(
-        "{mode}, t5 {}, {} x {} passages, {}{}, {} threads",
-        r.size,
-        r.questions,
-        r.passages,
-        r.arithmetic,
-        if r.recompute { ", recompute" } else { "" },
-        r.threads
-    );
-    println!("  seconds per step     {:.3}", r.seconds_per_step);
-    println!(
-        "  tokens per second    {:.0} ({:.1} % of a padded batch)",
-        r.real_tokens_per_second,
-        100.0 * r.real_fraction
-    );
-    println!("  peak memory          {:.2} GB", r.peak_rss_gb);
-    println!(
-        "  share of peak        {:.3} of {:.1} GFLOP/s (the engine's own product)",
-        r.share_of_peak, r.peak_gflops
-    );
+    let recompute = if r.recompute { ", recompute" } else { "" };
+    let mut lines = vec![
+        format!(
+            "{mode}, t5 {}, {} x {} passages, {}{recompute}, {} threads",
+            r.size, r.questions, r.passages, r.arithmetic, r.threads
+        ),
+        format!("  seconds per step     {:.3}", r.seconds_per_step),
+        format!(
+            "  tokens per second    {:.0} ({:.1} % of a padded batch)",
+            r.real_tokens_per_second,
+            100.0 * r.real_fraction
+        ),
+        format!("  peak memory          {:.2} GB", r.peak_rss_gb),
+        format!(
+            "  share of peak        {:.3} of {:.1} GFLOP/s (the engine's own product)",
+            r.share_of_peak, r.peak_gflops
+        ),
+    ];
     if !r.losses.is_empty() {
         let losses: Vec<String> = r.losses.iter().map(|l| format!("{l:.4}")).collect();
-        println!("  losses               {}", losses.join(", "));
+        lines.push(format!("  losses               {}", losses.join(", ")));
     }
+    lines.join("\n")
 }

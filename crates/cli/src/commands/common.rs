@@ -1,5 +1,7 @@
 //! What several commands share: checks of flags, and stdout whose reader may have gone.
 
+use std::io::Write;
+
 use tercio_train::TrainError;
 
 /// Threads that are believed to be meant.
@@ -13,9 +15,7 @@ pub fn threads(flag: usize) -> Result<usize, TrainError> {
     match flag {
         0 => Ok(std::thread::available_parallelism().map_or(1, |n| n.get())),
         n if n <= MOST_THREADS => Ok(n),
-        n => Err(TrainError::Options(format!(
-            "--threads {n}: expected 0 (all cores) to {MOST_THREADS}"
-        ))),
+        n => Err(TrainError::Options(format!("--threads {n}: expected 0 (all cores) to {MOST_THREADS}"))),
     }
 }
 
@@ -25,4 +25,24 @@ pub fn at_least_one(flags: &[(&str, usize)]) -> Result<(), TrainError> {
         Some((flag, _)) => Err(TrainError::Options(format!("--{flag} must be at least 1, is 0"))),
         None => Ok(()),
     }
+}
+
+/// Writes a line to stdout at once.
+///
+/// # Errors
+/// When stdout cannot take it, as after `| head`.
+pub fn line(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+/// Whether an error is only that nobody reads stdout any more.
+pub fn reader_has_gone(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    })
 }

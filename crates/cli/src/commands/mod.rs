@@ -1,13 +1,21 @@
 //! The commands, one a file; data goes to stdout, talk to stderr; exit code 2 for usage, 1 for failure.
 
+mod answer;
 mod bench_reader;
 mod common;
+mod completions;
+mod config_print;
+mod data_check;
+mod eval_reader;
+mod model_inspect;
+mod reader_flags;
 mod train_reader;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tercio_train::TrainError;
+use tercio_train::run::signals::EXIT_INTERRUPTED;
 
 /// Trains and runs models of question answering: one binary, the same bits on any machine of a kind, exact resume.
 #[derive(Parser)]
@@ -28,15 +36,55 @@ enum Command {
     /// Train a model
     #[command(subcommand)]
     Train(Train),
+    /// Measure a model on held-out data
+    #[command(subcommand)]
+    Eval(Eval),
+    /// Answer questions with a trained reader
+    Answer(answer::Answer),
+    /// Look at data files
+    #[command(subcommand)]
+    Data(Data),
+    /// Look at models
+    #[command(subcommand)]
+    Model(Model),
+    /// Look at settings
+    #[command(subcommand)]
+    Config(Config),
     /// Measure speed and memory
     #[command(subcommand)]
     Bench(Bench),
+    /// Print a script that completes commands and flags in a shell
+    Completions(completions::Completions),
 }
 
 #[derive(Subcommand)]
 enum Train {
     /// A Fusion-in-Decoder reader (T5)
     Reader(train_reader::TrainReader),
+}
+
+#[derive(Subcommand)]
+enum Eval {
+    /// A Fusion-in-Decoder reader: exact match and F1, predictions, passage scores
+    Reader(eval_reader::EvalReader),
+}
+
+#[derive(Subcommand)]
+enum Data {
+    /// Count questions, passages and tokens of a file, and name every bad line
+    Check(data_check::DataCheck),
+}
+
+#[derive(Subcommand)]
+enum Model {
+    /// Tell a model's shape, layout, tokenizer and memory without loading it
+    Inspect(model_inspect::ModelInspect),
+}
+
+#[derive(Subcommand)]
+enum Config {
+    /// Print the config.toml that the flags of `tercio train reader` give
+    Print(config_print::ConfigPrint),
 }
 
 #[derive(Subcommand)]
@@ -53,12 +101,23 @@ pub fn run() -> ExitCode {
     };
     let result = match Cli::parse_from(words).command {
         Command::Train(Train::Reader(c)) => c.run(),
+        Command::Eval(Eval::Reader(c)) => c.run(),
+        Command::Answer(c) => c.run(),
+        Command::Data(Data::Check(c)) => c.run(),
+        Command::Model(Model::Inspect(c)) => c.run(),
+        Command::Config(Config::Print(c)) => c.run(),
         Command::Bench(Bench::Reader(c)) => c.run(),
+        Command::Completions(c) => c.run(Cli::command()),
     };
     match result {
         Ok(code) => code,
         Err(e) => match e.downcast_ref::<TrainError>() {
             Some(TrainError::Options(what)) => usage(what),
+            Some(e @ TrainError::Stopped) => {
+                eprintln!("tercio: {e}");
+                ExitCode::from(EXIT_INTERRUPTED as u8)
+            }
+            _ if common::reader_has_gone(&e) => ExitCode::FAILURE,
             _ => {
                 eprintln!("tercio: {e:#}");
                 ExitCode::FAILURE

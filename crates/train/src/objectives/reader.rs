@@ -36,6 +36,8 @@ pub struct ReaderObjective {
     pub recompute: bool,
     /// Tokens of an answer at most, the start token counted.
     pub generation_max_length: usize,
+    /// Passages of each question that are read in evaluation.
+    pub eval_n_context: usize,
     /// Questions of an evaluation batch.
     pub eval_batch: usize,
     /// Batches between progress lines of an evaluation.
@@ -50,7 +52,7 @@ impl ReaderObjective {
             model: &self.model,
             parameters,
             tokenizer: &self.tokenizer,
-            encoding: self.encoding,
+            encoding: ReaderEncoding { n_context: self.eval_n_context, ..self.encoding },
             max_length: self.generation_max_length,
             min_length: 0,
             batch: self.eval_batch,
@@ -76,14 +78,10 @@ impl<D: Device> Objective<D> for ReaderObjective {
             .map(|&row| {
                 let mut question = self.train.get(row)?;
                 question.sort_by_score();
-                self.encoding
-                    .encode_for_training(&question, &self.tokenizer, self.seed, update.epoch)
+                self.encoding.encode_for_training(&question, &self.tokenizer, self.seed, update.epoch)
             })
             .collect::<Result<_, _>>()?;
-        Ok(encoded
-            .chunks(micro)
-            .map(PackedReaderBatch::new)
-            .collect::<Result<_, _>>()?)
+        Ok(encoded.chunks(micro).map(PackedReaderBatch::new).collect::<Result<_, _>>()?)
     }
     fn size(&self, shard: &PackedReaderBatch) -> ShardSize {
         let lengths = shard.offsets.windows(2).map(|w| (w[1] - w[0]) as usize);
@@ -105,12 +103,8 @@ impl<D: Device> Objective<D> for ReaderObjective {
         gradients: &mut Arena<D>,
     ) -> ShardOutcome {
         let mut tape = Tape::recording(device, parameters, Some(draw));
-        let encoded = self.model.encode(
-            &mut tape,
-            &shard.ids,
-            &Span::from_offsets(&shard.offsets),
-            self.recompute,
-        );
+        let encoded =
+            self.model.encode(&mut tape, &shard.ids, &Span::from_offsets(&shard.offsets), self.recompute);
         let positions = self.model.needs_key_positions();
         let targets = Targets {
             inputs: &shard.decoder_inputs(self.model.config.decoder_start_token_id),
@@ -124,9 +118,7 @@ impl<D: Device> Objective<D> for ReaderObjective {
         let losses = self.model.loss(&mut tape, &encoded, &targets);
         drop(encoded);
         tape.backward(gradients, &[]);
-        ShardOutcome {
-            loss: losses.iter().sum::<f64>() * weight,
-        }
+        ShardOutcome { loss: losses.iter().sum::<f64>() * weight }
     }
     fn evaluate(
         &self,
@@ -138,14 +130,13 @@ impl<D: Device> Objective<D> for ReaderObjective {
             return Ok(None);
         };
         let mut tally = AnswerTally::default();
-        self.predictor(device, parameters)
-            .each(questions, |question, prediction| {
-                if interrupted() {
-                    return Err(TrainError::Interrupted);
-                }
-                tally.add(&prediction.answer, &question.answers);
-                Ok(())
-            })?;
+        self.predictor(device, parameters).each(questions, |question, prediction| {
+            if interrupted() {
+                return Err(TrainError::Interrupted);
+            }
+            tally.add(&prediction.answer, &question.answers);
+            Ok(())
+        })?;
         let em = tally.exact_match().ok_or_else(|| {
             TrainError::Options(format!(
                 "{}: no question has `answers`, so nothing can be measured; give --eval_data with answers or none",

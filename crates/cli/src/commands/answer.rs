@@ -1,0 +1,98 @@
+//! `tercio answer`: a question with passages, or many of them as JSON lines, in; answers out.
+
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{ArgGroup, Args};
+use tercio_data::{Question, Questions};
+use tercio_engine::{Cpu, Device};
+use tercio_train::TrainError;
+use tercio_train::answer::{answer_lines, question_of};
+use tercio_train::evaluate::{one_line, scores_in_file_order};
+use tercio_train::predict::Prediction;
+use tercio_train::scratch::ScratchFolder;
+
+use super::common::{self, line};
+use super::reader_flags::{ReaderFlags, load};
+
+/// Flags of `tercio answer`.
+#[derive(Args)]
+#[command(group(ArgGroup::new("source").required(true).args(["question", "file"])))]
+pub struct Answer {
+    /// Questions with passages (`question`, `ctxs`): .json or .jsonl, also .gz or .zst, or `-` for JSON lines on stdin
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    reader: ReaderFlags,
+    /// A question; without passages it is asked closed book
+    #[arg(long)]
+    question: Option<String>,
+    /// A passage for --question, as `title|text` or a text alone; once for each passage
+    #[arg(long, requires = "question")]
+    passage: Vec<String>,
+    /// Passages of each question that are read, best score first; default: all
+    #[arg(long, env = "TERCIO_N_CONTEXT")]
+    n_context: Option<usize>,
+    /// Folder for the index of the data, and its decompressed copy; default: a temporary one
+    #[arg(long, env = "TERCIO_CACHE_DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Print a JSON object for each question (id, question, answer) instead of the answer alone
+    #[arg(long)]
+    json: bool,
+    /// Add the reader's score of every passage, in the order given, to --json
+    #[arg(long, requires = "json")]
+    scores: bool,
+}
+
+impl Answer {
+    /// Answers.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let device = Cpu::new(common::threads(self.reader.threads)?)?;
+        let loaded = load(&self.reader, &device)?;
+        let n_context = self.n_context.unwrap_or(usize::MAX);
+        let mut predictor = loaded.predictor(&self.reader, &device, n_context);
+        predictor.scores = self.scores;
+        let print = |question: &Question, prediction: Prediction| self.print(question, prediction);
+        if let Some(question) = &self.question {
+            let question = question_of(question, &self.passage);
+            let prediction = device.run(|| predictor.answer(std::slice::from_ref(&question)))?;
+            for prediction in prediction {
+                print(&question, prediction)?;
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        match self.file.as_deref() {
+            Some(file) if file != Path::new("-") => {
+                let scratch = ScratchFolder::new()?;
+                let cache = self.cache_dir.as_deref().unwrap_or(scratch.path());
+                let questions = Questions::open(file, cache)?;
+                device.run(|| predictor.each(&questions, print))?;
+            }
+            _ => {
+                let stdin = BufReader::new(std::io::stdin());
+                answer_lines(&predictor, stdin, Path::new("<stdin>"), print)?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn print(&self, question: &Question, prediction: Prediction) -> Result<(), TrainError> {
+        let text = if self.json {
+            let mut json = serde_json::json!({
+                "id": question.id,
+                "question": question.question,
+                "answer": prediction.answer,
+            });
+            if let Some(scores) = scores_in_file_order(question, &prediction)? {
+                json["scores"] = serde_json::json!(scores);
+            }
+            json.to_string()
+        } else {
+            one_line(&prediction.answer)
+        };
+        line(&text).map_err(|source| TrainError::Write {
+            path: "stdout".into(),
+            source,
+        })
+    }
+}

@@ -1,0 +1,28 @@
+//! `tercio config print`: the config.toml that the flags of `tercio train reader` give.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use tercio_train::options::ReaderOptions;
+use tercio_train::setup;
+
+use super::common::line;
+
+/// Flags of `tercio config print`: those of `tercio train reader`.
+#[derive(Args)]
+pub struct ConfigPrint {
+    #[command(flatten)]
+    options: ReaderOptions,
+}
+
+impl ConfigPrint {
+    /// Prints. What would stop a training with these flags is said on stderr.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let table = setup::config_table(&self.options)?;
+        if let Err(what) = self.options.check() {
+            eprintln!("tercio: note: tercio train reader would refuse this: {what}");
+        }
+        line(toml::to_string_pretty(&table)?.trim_end())?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

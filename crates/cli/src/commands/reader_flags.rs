@@ -1,0 +1,99 @@
+//! Flags of the commands that use a trained reader, and the reader they give.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use tercio_data::{ReaderEncoding, Tokenizer};
+use tercio_engine::{Cpu, Device};
+use tercio_models::t5::LoadedT5;
+use tercio_train::predict::Predictor;
+use tercio_train::{TrainError, setup};
+
+use super::common::at_least_one;
+
+/// Answers longer than this are taken for a slip of the hand: memory grows with it.
+const MOST_ANSWER_TOKENS: usize = 4096;
+
+/// The model and how its inputs are made.
+#[derive(Args)]
+pub struct ReaderFlags {
+    /// Model: a folder (Hugging Face or FiD layout), a hub name, or a run's folder, which stands for its best checkpoint
+    #[arg(long, visible_alias = "model", env = "TERCIO_MODEL_PATH")]
+    pub model_path: String,
+    /// Folder of the tokenizer (tokenizer.json or spiece.model); default: the model's folder
+    #[arg(long, env = "TERCIO_TOKENIZER")]
+    pub tokenizer: Option<PathBuf>,
+    /// Tokens of "question + title + passage" at most
+    #[arg(long, env = "TERCIO_TEXT_MAXLENGTH", default_value_t = 200)]
+    pub text_maxlength: usize,
+    /// Leave the titles out of the inputs
+    #[arg(long, env = "TERCIO_NO_TITLE")]
+    pub no_title: bool,
+    /// End every passage with `</s>`, as newer libraries do (FiD's released models were trained without)
+    #[arg(long, env = "TERCIO_PASSAGE_EOS")]
+    pub passage_eos: bool,
+    /// Tokens of an answer at most, the start token counted
+    #[arg(long, env = "TERCIO_GENERATION_MAX_LENGTH", default_value_t = 50)]
+    pub generation_max_length: usize,
+    /// Questions at a time
+    #[arg(long, env = "TERCIO_PER_GPU_BATCH_SIZE", default_value_t = 1)]
+    pub per_gpu_batch_size: usize,
+    /// Threads; 0: all cores
+    #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
+    pub threads: usize,
+}
+
+/// A reader in memory.
+pub struct Reader {
+    loaded: LoadedT5<Cpu>,
+    tokenizer: Tokenizer,
+}
+
+/// Checks the flags and loads the model.
+///
+/// # Errors
+/// Flags out of range, a model or tokenizer that cannot be used.
+pub fn load(flags: &ReaderFlags, device: &Cpu) -> Result<Reader, TrainError> {
+    at_least_one(&[
+        ("text_maxlength", flags.text_maxlength),
+        ("per_gpu_batch_size", flags.per_gpu_batch_size),
+    ])?;
+    if !(2..=MOST_ANSWER_TOKENS).contains(&flags.generation_max_length) {
+        return Err(TrainError::Options(format!(
+            "--generation_max_length {}: expected 2 to {MOST_ANSWER_TOKENS}",
+            flags.generation_max_length
+        )));
+    }
+    if flags.model_path == "none" {
+        return Err(TrainError::Options(
+            "--model_path none: expected the folder or hub name of a trained model".into(),
+        ));
+    }
+    let open = || setup::open_model(&flags.model_path, flags.tokenizer.as_deref(), device);
+    let (loaded, tokenizer) = device.run(open)?;
+    Ok(Reader { loaded, tokenizer })
+}
+
+impl Reader {
+    /// The predictor that the flags describe, without scores.
+    pub fn predictor<'a>(&'a self, flags: &ReaderFlags, device: &'a Cpu, n_context: usize) -> Predictor<'a, Cpu> {
+        Predictor {
+            device,
+            model: &self.loaded.model,
+            parameters: &self.loaded.parameters,
+            tokenizer: &self.tokenizer,
+            encoding: ReaderEncoding {
+                text_maxlength: flags.text_maxlength,
+                answer_maxlength: None,
+                n_context,
+                no_title: flags.no_title,
+                passage_eos: flags.passage_eos,
+            },
+            max_length: flags.generation_max_length,
+            min_length: 0,
+            batch: flags.per_gpu_batch_size,
+            scores: false,
+            print_freq: u64::MAX,
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Answers to questions that come line by line, from a pipe as from a file: each is read, answered and handed on before
+//! the next is waited for.
+
+use std::io::{BufRead, Read};
+use std::path::Path;
+
+use tercio_data::questions::MAX_ITEM_BYTES;
+use tercio_data::{Place, Question};
+use tercio_engine::Device;
+
+use crate::error::TrainError;
+use crate::predict::{Prediction, Predictor};
+
+/// Reads one JSON object a line (empty lines are passed over), answers `predictor.batch` questions at a time and hands
+/// each with its prediction to `take`. `name` stands for the source in messages. The questions before a bad line are
+/// answered before its error is returned.
+///
+/// # Errors
+/// A line that is no question, with its number; a source that cannot be read; what `take` returns.
+pub fn answer_lines<D: Device>(
+    predictor: &Predictor<'_, D>,
+    mut source: impl BufRead,
+    name: &Path,
+    mut take: impl FnMut(&Question, Prediction) -> Result<(), TrainError>,
+) -> Result<(), TrainError> {
+    let (mut line, mut row) = (0, 0);
+    let mut ended = None;
+    while ended.is_none() {
+        let mut batch = Vec::new();
+        while batch.len() < predictor.batch.max(1) {
+            match next_question(&mut source, name, &mut line, row) {
+                Ok(Some(question)) => {
+                    batch.push(question);
+                    row += 1;
+                }
+                Ok(None) => {
+                    ended = Some(Ok(()));
+                    break;
+                }
+                Err(e) => {
+                    ended = Some(Err(e));
+                    break;
+                }
+            }
+        }
+        if batch.is_empty() {
+            continue;
+        }
+        let predictions = predictor.device.run(|| predictor.answer(&batch))?;
+        for (question, prediction) in batch.iter().zip(predictions) {
+            take(question, prediction)?;
+        }
+        predictor.device.trim();
+    }
+    ended.unwrap_or(Ok(()))
+}
+
+fn next_question(
+    source: &mut impl BufRead,
+    name: &Path,
+    line: &mut u64,
+    row: usize,
+) -> Result<Option<Question>, TrainError> {
+    loop {
+        *line += 1;
+        let place = Place::new(name, row, *line);
+        let mut bytes = Vec::new();
+        let mut limited = source.by_ref().take(MAX_ITEM_BYTES + 1);
+        let read = limited
+            .read_until(b'\n', &mut bytes)
+            .map_err(|source| TrainError::Read {
+                path: name.display().to_string(),
+                source,
+            })?;
+        if read == 0 {
+            return Ok(None);
+        }
+        if read as u64 > MAX_ITEM_BYTES {
+            let expected = format!("a line of at most {MAX_ITEM_BYTES} bytes");
+            return Err(place.error(expected, "more", "look for a missing line end").into());
+        }
+        if bytes.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        return Ok(Some(Question::from_json(&bytes, &place)?));
+    }
+}
+
+/// A question asked by hand, with passages written as `title|text` (or a text alone), read in their order.
+pub fn question_of(question: &str, passages: &[String]) -> Question {
+    let passage = |(i, written): (usize, &String)| {
+        let (title, text) = written.split_once('|').unwrap_or(("", written));
+        tercio_data::Passage {
+            id: i.to_string(),
+            title: title.trim().to_owned(),
+            text: text.trim().to_owned(),
+            score: None,
+            file_position: i,
+        }
+    };
+    Question {
+        id: 0.into(),
+        question: question.to_owned(),
+        target: None,
+        answers: Vec::new(),
+        ctxs: passages.iter().enumerate().map(passage).collect(),
+        place: Place::new(Path::new("--question"), 0, 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_counted_and_empty_ones_passed_over() {
+        let text = b"\n{\"question\": \"a\"}\n  \r\n{\"question\": \"b\"}" as &[u8];
+        let mut source = text;
+        let (mut line, name) = (0, Path::new("<stdin>"));
+        let mut next = |row| next_question(&mut source, name, &mut line, row);
+        let a = next(0).unwrap().unwrap();
+        let b = next(1).unwrap().unwrap();
+        assert_eq!((a.question.as_str(), a.place.line, b.place.line), ("a", 2, 4));
+        assert_eq!(b.id, 1);
+        assert!(next(2).unwrap().is_none());
+        let mut source = b"{\"question\": 1}" as &[u8];
+        let error = next_question(&mut source, name, &mut 6, 0).unwrap_err();
+        assert!(error.to_string().starts_with("<stdin>, line 7 "), "{error}");
+    }
+
+    #[test]
+    fn passages_by_hand() {
+        let q = question_of("who?", &["Fox | a | b".into(), "no title".into()]);
+        let parts: Vec<_> = q.ctxs.iter().map(|c| (c.title.as_str(), c.text.as_str())).collect();
+        assert_eq!(parts, [("Fox", "a | b"), ("", "no title")]);
+    }
+}

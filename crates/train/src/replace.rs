@@ -1,0 +1,127 @@
+//! A file of results that appears under its name whole or not at all: written beside, synced, renamed.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::TrainError;
+use crate::run::beside;
+
+/// A file that is being written; dropped without [`ReplacedFile::finish`] it leaves nothing behind.
+#[derive(Debug)]
+pub struct ReplacedFile {
+    target: PathBuf,
+    temporary: PathBuf,
+    out: Option<BufWriter<File>>,
+}
+
+impl ReplacedFile {
+    /// Starts a file that will be `path`, whose folder is created. What stands at `path` stays until the end.
+    ///
+    /// # Errors
+    /// When it cannot be written there, or `path` is a folder, a pipe or a device, which a rename would replace.
+    pub fn create(path: &Path) -> Result<Self, TrainError> {
+        let wrong = |source: io::Error| TrainError::Write {
+            path: path.display().to_string(),
+            source,
+        };
+        // A link keeps pointing to the file that is written.
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        if fs::metadata(&target).is_ok_and(|m| !m.is_file()) {
+            let what = "expected a file or a free name, found a folder, a pipe or a device";
+            return Err(wrong(io::Error::new(io::ErrorKind::InvalidInput, what)));
+        }
+        if target.file_name().is_none() {
+            let what = "expected the name of a file";
+            return Err(wrong(io::Error::new(io::ErrorKind::InvalidInput, what)));
+        }
+        if let Some(folder) = target.parent().filter(|p| !p.as_os_str().is_empty()) {
+            fs::create_dir_all(folder).map_err(wrong)?;
+        }
+        let temporary = beside(&target);
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(&temporary)
+            .map_err(wrong)?;
+        Ok(ReplacedFile {
+            target,
+            temporary,
+            out: Some(BufWriter::new(file)),
+        })
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Errors
+    /// When the disk is full, and the like.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), TrainError> {
+        let out = self.out.as_mut().expect("open until it is finished");
+        out.write_all(bytes).map_err(|source| TrainError::Write {
+            path: self.target.display().to_string(),
+            source,
+        })
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// As [`ReplacedFile::write`]; then nothing is left behind.
+    pub fn finish(mut self) -> Result<PathBuf, TrainError> {
+        let out = self.out.take().expect("open until it is finished");
+        let done = out
+            .into_inner()
+            .map_err(io::IntoInnerError::into_error)
+            .and_then(|file| file.sync_all())
+            .and_then(|()| fs::rename(&self.temporary, &self.target));
+        match done {
+            Ok(()) => Ok(self.target.clone()),
+            Err(source) => {
+                let _ = fs::remove_file(&self.temporary);
+                Err(TrainError::Write {
+                    path: self.target.display().to_string(),
+                    source,
+                })
+            }
+        }
+    }
+}
+
+impl Drop for ReplacedFile {
+    fn drop(&mut self) {
+        if self.out.take().is_some() {
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_appears_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/results.txt");
+        let mut file = ReplacedFile::create(&path).unwrap();
+        file.write(b"one\n").unwrap();
+        assert!(!path.exists());
+        drop(file);
+        let folder = path.parent().unwrap();
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "a dropped file leaves nothing");
+        fs::write(&path, "old").unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let mut file = ReplacedFile::create(&link).unwrap();
+        file.write(b"two\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        file.finish().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "two\n");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
+        for wrong in [dir.path(), Path::new("/dev/null")] {
+            let error = ReplacedFile::create(wrong).unwrap_err().to_string();
+            assert!(error.contains("a folder, a pipe or a device"), "{error}");
+        }
+    }
+}
