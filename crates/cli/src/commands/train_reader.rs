@@ -39,9 +39,11 @@ impl TrainReader {
         if options.run.dry_run {
             return dry_run(&options, &device, self.json);
         }
+        // Before the run's folder is opened: whatever comes from now on ends the run in order.
+        let signals = Signals::install()?;
         let folder = setup::open_folder(&options)?;
         log_to(&folder.dir)?;
-        let outcome = go(&options, &device, &folder, !self.quiet)
+        let outcome = go(&options, &device, &folder, !self.quiet, &signals)
             .inspect_err(|error| note_failure(&error.to_string()))?;
         if self.json {
             println!("{}", json(&outcome));
@@ -59,11 +61,11 @@ fn go(
     device: &Cpu,
     folder: &RunFolder,
     progress: bool,
+    signals: &Signals,
 ) -> Result<RunOutcome, TrainError> {
     for note in options.notes() {
         tracing::info!("{note}");
     }
-    let signals = Signals::install()?;
     let mut run = device.run(|| setup::open_reader(options, folder, device))?;
     let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, progress)?;
     trainer::train(
@@ -73,7 +75,7 @@ fn go(
         folder,
         &mut run.state,
         run.counters.take(),
-        Some(&signals),
+        Some(signals),
     )
 }
 
