@@ -22,9 +22,7 @@ pub fn words(raw: impl Iterator<Item = OsString>) -> anyhow::Result<Vec<OsString
         }
         let path = match text.split_once('=') {
             Some((_, path)) => path.to_owned().into(),
-            None => raw
-                .next()
-                .context("--config needs a file: TOML as in a run's config.toml")?,
+            None => raw.next().context("--config needs a file: TOML as in a run's config.toml")?,
         };
         settings.extend(flags_of(Path::new(&path))?);
     }
@@ -82,11 +80,7 @@ mod tests {
     #[test]
     fn underscores_and_files() {
         let file = std::env::temp_dir().join(format!("tercio-args-{}.toml", std::process::id()));
-        std::fs::write(
-            &file,
-            "lr = 0.001\nno_title = true\nfixed_lr = false\nname = \"a_b\"\n",
-        )
-        .unwrap();
+        std::fs::write(&file, "lr = 0.001\nno_title = true\nfixed_lr = false\nname = \"a_b\"\n").unwrap();
         let raw = [
             "tercio",
             "train",

@@ -23,11 +23,7 @@ pub struct GroupSum<D: Device> {
 impl<D: Device> GroupSum<D> {
     /// An empty sum.
     pub fn new(device: &D) -> Self {
-        GroupSum {
-            device: device.clone(),
-            levels: Vec::new(),
-            free: Vec::new(),
-        }
+        GroupSum { device: device.clone(), levels: Vec::new(), free: Vec::new() }
     }
     /// An arena of zeros to compute the next group into.
     pub fn arena(&mut self, layout: &Layout) -> Arena<D> {

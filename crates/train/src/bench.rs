@@ -138,6 +138,7 @@ pub fn bench_reader<D: Device>(
             recompute: o.recompute,
             generation_max_length: ANSWER_TOKENS,
             eval_n_context: o.passages,
+            eval_batch: o.questions,
             eval_print_freq: u64::MAX,
         },
         batches,

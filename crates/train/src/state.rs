@@ -67,16 +67,10 @@ pub fn save<D: Device, O: Objective<D>>(
     let mut names = Vec::new();
     for (prefix, arena) in [("first", &state.first), ("second", &state.second)] {
         for spec in objective.layout().specs() {
-            names.push((
-                format!("{prefix}.{}", spec.name),
-                spec,
-                device.host(arena.view(spec.place)),
-            ));
+            names.push((format!("{prefix}.{}", spec.name), spec, device.host(arena.view(spec.place))));
         }
     }
-    let tensors = names
-        .iter()
-        .map(|(name, spec, v)| (name.as_str(), spec.shape.as_slice(), v.as_ref()));
+    let tensors = names.iter().map(|(name, spec, v)| (name.as_str(), spec.shape.as_slice(), v.as_ref()));
     save_safetensors(&folder.join(MOMENTS), tensors, &[])?;
     Ok(())
 }

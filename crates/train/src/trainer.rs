@@ -11,7 +11,8 @@ use crate::error::TrainError;
 use crate::objective::Objective;
 use crate::options::{BatchPlan, LastBatch, OptimOptions, ReaderDataOptions};
 use crate::run::{
-    CheckpointStore, FoundCheckpoint, Lease, MetricsWriter, Progress, Signals, StopReason, TensorboardWriter, memory,
+    CheckpointStore, FoundCheckpoint, Lease, MetricsWriter, Progress, Signals, StopReason, TensorboardWriter,
+    memory,
 };
 use crate::state::{self, Best, Counters, StoredState};
 use crate::step::{Stepper, TrainState, UpdateOutcome};
@@ -65,13 +66,7 @@ impl LoopOptions {
     /// Which examples belong to which update.
     pub fn batches(&self, examples: usize) -> Result<Batches, TrainError> {
         let drop_last = self.last_batch == LastBatch::Drop;
-        Ok(Batches::new(
-            examples,
-            self.batch.global,
-            drop_last,
-            self.seed,
-            true,
-        )?)
+        Ok(Batches::new(examples, self.batch.global, drop_last, self.seed, true)?)
     }
 }
 
@@ -146,10 +141,7 @@ pub fn train<D: Device, O: Objective<D>>(
         run.mend(state)?;
     }
     if state.step >= total {
-        tracing::info!(
-            "update {} of {total} is done already: nothing is left to train",
-            state.step
-        );
+        tracing::info!("update {} of {total} is done already: nothing is left to train", state.step);
     }
     let mut stepper = Stepper::new(device, objective, options.batch, &options.optim, options.seed);
     let mut stopped = None;
@@ -164,12 +156,7 @@ pub fn train<D: Device, O: Objective<D>>(
         since_log.1 += outcome.size.tokens;
         run.counters.loss_sum += outcome.loss;
         run.counters.loss_updates += 1;
-        run.progress.update(
-            state.step,
-            outcome.loss,
-            outcome.size.tokens,
-            padding_saved(&outcome),
-        );
+        run.progress.update(state.step, outcome.loss, outcome.size.tokens, padding_saved(&outcome));
         if state.step.is_multiple_of(options.log_freq) || state.step == total {
             run.log_update(state.step, &outcome, &mut since_log)?;
         }
@@ -194,10 +181,7 @@ pub fn train<D: Device, O: Objective<D>>(
     run.metrics.event(
         "end",
         state.step,
-        Map::from_iter([(
-            "reason".into(),
-            stopped.map_or("done".into(), |r| r.name().into()),
-        )]),
+        Map::from_iter([("reason".into(), stopped.map_or("done".into(), |r| r.name().into()))]),
     )?;
     run.metrics.sync()?;
     Ok(run.outcome(state.step, stopped))
@@ -236,11 +220,7 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
             "memory": memory::resident(),
         });
         self.metrics.update(step, object(fields))?;
-        let scalars = [
-            ("Training", loss),
-            ("lr", o.lr),
-            ("gradient_norm", o.gradient_norm),
-        ];
+        let scalars = [("Training", loss), ("lr", o.lr), ("gradient_norm", o.gradient_norm)];
         self.tensorboard.scalars(step, &scalars)?;
         tracing::info!(
             "{step} / {} |train: {loss:.3} |lr: {:.2e} |norm: {:.2} |{rate:.0} tokens/s",
@@ -258,8 +238,9 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
     fn mend(&mut self, state: &TrainState<D>) -> Result<(), TrainError> {
         let RunFolder { store, lease, .. } = self.folder;
         let complete = store.list()?.complete;
-        let of_step =
-            |step: u64| -> Option<&FoundCheckpoint> { complete.iter().rev().find(|found| found.step == step) };
+        let of_step = |step: u64| -> Option<&FoundCheckpoint> {
+            complete.iter().rev().find(|found| found.step == step)
+        };
         let Some(current) = of_step(state.step) else {
             return Ok(());
         };
@@ -304,26 +285,16 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
         };
         let gained = self.counters.best.is_none_or(|b| e.score > b.score);
         if gained {
-            self.counters.best = Some(Best {
-                step: state.step,
-                score: e.score,
-            });
+            self.counters.best = Some(Best { step: state.step, score: e.score });
             self.counters.without_gain = 0;
         } else {
             self.counters.without_gain += 1;
         }
-        let fields = e
-            .figures
-            .iter()
-            .map(|(name, v)| (name.to_string(), Value::from(*v)))
-            .collect();
+        let fields = e.figures.iter().map(|(name, v)| (name.to_string(), Value::from(*v))).collect();
         self.metrics.event("eval", state.step, fields)?;
         self.tensorboard.scalars(state.step, &[("Evaluation", e.score)])?;
-        let shown: Vec<String> = e
-            .figures
-            .iter()
-            .map(|(name, v)| format!("{name} {:.2}", 100.0 * v))
-            .collect();
+        let shown: Vec<String> =
+            e.figures.iter().map(|(name, v)| format!("{name} {:.2}", 100.0 * v)).collect();
         tracing::info!(
             "{} / {} |evaluation: {}{}",
             state.step,
@@ -365,11 +336,7 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
         if self.options.keep_last > 0 {
             store.prune(lease, self.options.keep_last, &protect)?;
         }
-        let name = |p: &Path| {
-            p.file_name()
-                .map(|n| n.to_string_lossy().into_owned())
-                .unwrap_or_default()
-        };
+        let name = |p: &Path| p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let fields = Map::from_iter([("path".into(), name(&done.path).into())]);
         self.metrics.event("checkpoint", state.step, fields)?;
         tracing::info!("saved {}", done.path.display());

@@ -26,20 +26,14 @@ fn run() -> Run {
 
 fn filled(store: &CheckpointStore, step: u64) -> CheckpointWriter {
     let writer = store.begin(step).unwrap();
-    fs::write(
-        writer.path().join("model.safetensors"),
-        format!("weights of {step}"),
-    )
-    .unwrap();
+    fs::write(writer.path().join("model.safetensors"), format!("weights of {step}")).unwrap();
     fs::create_dir(writer.path().join("1_Pooling")).unwrap();
     fs::write(writer.path().join("1_Pooling/config.json"), "{}").unwrap();
     writer
 }
 
 fn commit(store: &CheckpointStore, step: u64) -> Committed {
-    filled(store, step)
-        .commit(json!({ "epoch": 1, "best": 0.1 }))
-        .unwrap()
+    filled(store, step).commit(json!({ "epoch": 1, "best": 0.1 })).unwrap()
 }
 
 fn names(store_dir: &Path) -> Vec<String> {
@@ -70,12 +64,7 @@ fn a_commit_lists_hashes_and_state() {
     let done = commit(&run.store, 7);
     assert!(done.is_new && done.path.ends_with("checkpoint/step-7"));
     let found = run.store.latest_complete().unwrap().unwrap();
-    let listed: Vec<_> = found
-        .manifest
-        .files
-        .iter()
-        .map(|file| (file.name.as_str(), file.size))
-        .collect();
+    let listed: Vec<_> = found.manifest.files.iter().map(|file| (file.name.as_str(), file.size)).collect();
     assert_eq!(listed, [("1_Pooling/config.json", 2), ("model.safetensors", 12)]);
     // printf '{}' | sha256sum
     assert_eq!(
@@ -95,14 +84,9 @@ fn whatever_a_crash_leaves_the_last_complete_one_is_taken() {
     let whole = run.folder().join("step-10");
     // The states of a commit that was cut short, in their order, as left by a process that is dead.
     for (stage, files) in [("begun", 0), ("half", 1), ("written", 2), ("unnamed", 3)] {
-        let left = run
-            .folder()
-            .join(format!(".writing-step-11-{}-{}-{stage}", host(), u32::MAX));
+        let left = run.folder().join(format!(".writing-step-11-{}-{}-{stage}", host(), u32::MAX));
         fs::create_dir_all(left.join("1_Pooling")).unwrap();
-        for name in ["model.safetensors", "1_Pooling/config.json", MANIFEST_NAME]
-            .iter()
-            .take(files)
-        {
+        for name in ["model.safetensors", "1_Pooling/config.json", MANIFEST_NAME].iter().take(files) {
             fs::copy(whole.join(name), left.join(name)).unwrap();
         }
         assert_eq!(run.resumes_from(), Some(10), "{stage}");
@@ -121,10 +105,7 @@ fn whatever_a_crash_leaves_the_last_complete_one_is_taken() {
 }
 
 fn host() -> String {
-    fs::read_to_string("/proc/sys/kernel/hostname")
-        .unwrap()
-        .trim()
-        .to_string()
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_string()
 }
 
 #[test]
@@ -135,13 +116,7 @@ fn a_dropped_writer_leaves_nothing() {
     assert_eq!(names(&run.folder()), ["step-1"]);
     let writer = filled(&run.store, 2);
     std::os::unix::fs::symlink("/etc/passwd", writer.path().join("link")).unwrap();
-    assert!(
-        writer
-            .commit(json!({}))
-            .unwrap_err()
-            .to_string()
-            .contains("plain file")
-    );
+    assert!(writer.commit(json!({})).unwrap_err().to_string().contains("plain file"));
     assert_eq!(names(&run.folder()), ["step-1"]);
 }
 
@@ -154,35 +129,15 @@ fn incomplete_ones_are_skipped_and_damaged_ones_refused() {
     fs::remove_file(run.folder().join("step-4/model.safetensors")).unwrap();
     fs::write(run.folder().join("step-3/model.safetensors"), "weights").unwrap();
     let listing = run.store.list().unwrap();
-    assert_eq!(
-        listing
-            .complete
-            .iter()
-            .map(|found| found.step)
-            .collect::<Vec<_>>(),
-        [1, 2]
-    );
-    assert!(
-        listing.incomplete[0]
-            .1
-            .contains("model.safetensors has 7 bytes, expected 12"),
-        "{listing:?}"
-    );
-    assert!(
-        listing.incomplete[1]
-            .1
-            .contains("model.safetensors cannot be found"),
-        "{listing:?}"
-    );
+    assert_eq!(listing.complete.iter().map(|found| found.step).collect::<Vec<_>>(), [1, 2]);
+    assert!(listing.incomplete[0].1.contains("model.safetensors has 7 bytes, expected 12"), "{listing:?}");
+    assert!(listing.incomplete[1].1.contains("model.safetensors cannot be found"), "{listing:?}");
 
     fs::write(run.folder().join("step-2/model.safetensors"), "weights 0f 2").unwrap();
     let found = run.store.latest_complete().unwrap().unwrap();
     assert_eq!(found.step, 2, "same names and sizes: complete");
     let message = found.verify_full().unwrap_err().to_string();
-    assert!(
-        message.contains("step-2/model.safetensors is damaged"),
-        "{message}"
-    );
+    assert!(message.contains("step-2/model.safetensors is damaged"), "{message}");
     assert!(message.contains("to fall back to step-1"), "{message}");
 }
 
@@ -192,10 +147,7 @@ fn to_start_over_beside_incomplete_checkpoints_is_refused() {
     commit(&run.store, 3);
     fs::write(run.folder().join("step-3").join(MANIFEST_NAME), "{\"format\":1").unwrap();
     let message = run.store.latest_complete().unwrap_err().to_string();
-    assert!(
-        message.contains("step-3: no checkpoint of this run is complete"),
-        "{message}"
-    );
+    assert!(message.contains("step-3: no checkpoint of this run is complete"), "{message}");
 }
 
 #[test]
@@ -218,15 +170,9 @@ fn hostile_manifests_are_not_complete() {
     }
     fs::write(&path, good).unwrap();
     assert_eq!(run.resumes_from(), Some(1));
-    for name in [
-        "step-",
-        "step-01",
-        "step-2-1",
-        "step-+3",
-        "step-99999999999999999999",
-        "step-4.old",
-        "backup",
-    ] {
+    for name in
+        ["step-", "step-01", "step-2-1", "step-+3", "step-99999999999999999999", "step-4.old", "backup"]
+    {
         fs::create_dir(run.folder().join(name)).unwrap();
     }
     assert!(run.store.list().unwrap().incomplete.is_empty(), "not our names");
@@ -237,20 +183,13 @@ fn a_name_is_never_used_twice() {
     let run = run();
     let first = commit(&run.store, 5);
     let again = commit(&run.store, 5);
-    assert_eq!(
-        (again.is_new, &again.path),
-        (false, &first.path),
-        "the same bytes are there already"
-    );
+    assert_eq!((again.is_new, &again.path), (false, &first.path), "the same bytes are there already");
     let other = filled(&run.store, 5).commit(json!({ "epoch": 2 })).unwrap();
     assert!(other.path.ends_with("step-5-2"));
     fs::remove_file(first.path.join("model.safetensors")).unwrap();
     fs::remove_file(other.path.join("model.safetensors")).unwrap();
     let third = commit(&run.store, 5);
-    assert!(
-        third.path.ends_with("step-5-3"),
-        "incomplete folders keep their names"
-    );
+    assert!(third.path.ends_with("step-5-3"), "incomplete folders keep their names");
     assert_eq!(run.store.latest_complete().unwrap().unwrap().path, third.path);
 }
 
@@ -261,20 +200,9 @@ fn pruning_keeps_the_newest_the_linked_and_the_protected() {
         commit(&run.store, step);
     }
     fs::remove_file(run.folder().join("step-9/model.safetensors")).unwrap();
-    assert!(
-        run.store
-            .set_best_dev(&run.lease, &run.folder().join("step-20"))
-            .unwrap()
-    );
-    assert!(
-        run.store
-            .set_latest(&run.lease, &run.folder().join("step-100"))
-            .unwrap()
-    );
-    assert_eq!(
-        fs::read_link(run.folder().join("best_dev")).unwrap(),
-        Path::new("step-20")
-    );
+    assert!(run.store.set_best_dev(&run.lease, &run.folder().join("step-20")).unwrap());
+    assert!(run.store.set_latest(&run.lease, &run.folder().join("step-100")).unwrap());
+    assert_eq!(fs::read_link(run.folder().join("best_dev")).unwrap(), Path::new("step-20"));
     assert_eq!(
         fs::canonicalize(run.folder().join("latest")).unwrap(),
         fs::canonicalize(run.folder().join("step-100")).unwrap()
@@ -283,15 +211,10 @@ fn pruning_keeps_the_newest_the_linked_and_the_protected() {
     assert_eq!(removed, [run.folder().join("step-10")]);
     assert_eq!(
         names(&run.folder()),
-        [
-            "best_dev", "latest", "step-100", "step-20", "step-30", "step-40", "step-9"
-        ]
+        ["best_dev", "latest", "step-100", "step-20", "step-30", "step-40", "step-9"]
     );
     run.store.prune(&run.lease, 0, &[]).unwrap();
-    assert_eq!(
-        names(&run.folder()),
-        ["best_dev", "latest", "step-100", "step-20", "step-9"]
-    );
+    assert_eq!(names(&run.folder()), ["best_dev", "latest", "step-100", "step-20", "step-9"]);
 }
 
 #[test]
@@ -300,9 +223,7 @@ fn an_older_attempt_adds_but_neither_prunes_nor_moves_links() {
     for step in [1, 2, 3] {
         commit(&run.store, step);
     }
-    run.store
-        .set_latest(&run.lease, &run.folder().join("step-3"))
-        .unwrap();
+    run.store.set_latest(&run.lease, &run.folder().join("step-3")).unwrap();
     let lease = run.dir.path().join("lease.json");
     let text = fs::read_to_string(&lease).unwrap();
     let mut record: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -314,14 +235,8 @@ fn an_older_attempt_adds_but_neither_prunes_nor_moves_links() {
     assert!(!run.store.set_latest(&run.lease, &added.path).unwrap());
     assert!(run.store.prune(&run.lease, 1, &[]).unwrap().is_empty());
     assert!(run.store.remove_stale(&run.lease).unwrap().is_empty());
-    assert_eq!(
-        fs::read_link(run.folder().join("latest")).unwrap(),
-        Path::new("step-3")
-    );
-    assert_eq!(
-        names(&run.folder()),
-        ["latest", "step-1", "step-2", "step-3", "step-4"]
-    );
+    assert_eq!(fs::read_link(run.folder().join("latest")).unwrap(), Path::new("step-3"));
+    assert_eq!(names(&run.folder()), ["latest", "step-1", "step-2", "step-3", "step-4"]);
 }
 
 #[test]
@@ -427,10 +342,8 @@ fn kill_9_at_any_moment_loses_no_complete_checkpoint() {
     }
     let lease = Lease::acquire(dir.path()).unwrap();
     store.remove_stale(&lease).unwrap();
-    let hidden: Vec<_> = names(&dir.path().join("checkpoint"))
-        .into_iter()
-        .filter(|name| name.starts_with('.'))
-        .collect();
+    let hidden: Vec<_> =
+        names(&dir.path().join("checkpoint")).into_iter().filter(|name| name.starts_with('.')).collect();
     assert!(hidden.is_empty(), "{hidden:?}");
 }
 
@@ -439,16 +352,9 @@ fn two_processes_do_not_share_a_run_folder() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     let mut writer = child("child_writes_until_killed", dir.path());
-    wait_for("the child's first checkpoint", || {
-        store.latest_complete().unwrap().is_some()
-    });
-    let message = Lease::acquire_within(dir.path(), Duration::ZERO)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        message.contains(&format!("is in use by pid {}", writer.id())),
-        "{message}"
-    );
+    wait_for("the child's first checkpoint", || store.latest_complete().unwrap().is_some());
+    let message = Lease::acquire_within(dir.path(), Duration::ZERO).unwrap_err().to_string();
+    assert!(message.contains(&format!("is in use by pid {}", writer.id())), "{message}");
     writer.kill().unwrap();
     writer.wait().unwrap();
     assert!(Lease::acquire(dir.path()).unwrap().still_mine());

@@ -6,13 +6,7 @@ use tercio_train::run::{Signals, StopReason};
 
 fn send(signal: &str) {
     let pid = std::process::id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-s", signal, &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
     // `kill` returned, so the signal is pending; any system call of this thread or another one delivers it.
     std::thread::sleep(std::time::Duration::from_millis(50));
 }
@@ -45,16 +39,8 @@ fn child_interrupts_itself_twice() {
 #[test]
 fn a_second_interrupt_ends_at_once() {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "child_interrupts_itself_twice",
-            "--ignored",
-            "--test-threads=1",
-        ])
+        .args(["--exact", "child_interrupts_itself_twice", "--ignored", "--test-threads=1"])
         .output()
         .unwrap();
-    assert_eq!(
-        child.status.code(),
-        Some(tercio_train::run::signals::EXIT_INTERRUPTED)
-    );
+    assert_eq!(child.status.code(), Some(tercio_train::run::signals::EXIT_INTERRUPTED));
 }

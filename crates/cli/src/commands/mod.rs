@@ -8,6 +8,7 @@ mod config_print;
 mod data_check;
 mod eval_reader;
 mod model_inspect;
+mod quickstart;
 mod reader_flags;
 mod train_reader;
 
@@ -33,6 +34,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Train a tiny reader from scratch in minutes, on real questions that are part of this binary, and see it measured
+    Quickstart(quickstart::Quickstart),
     /// Train a model
     #[command(subcommand)]
     Train(Train),
@@ -100,6 +103,7 @@ pub fn run() -> ExitCode {
         Err(e) => return usage(&format!("{e:#}")),
     };
     let result = match Cli::parse_from(words).command {
+        Command::Quickstart(c) => c.run(),
         Command::Train(Train::Reader(c)) => c.run(),
         Command::Eval(Eval::Reader(c)) => c.run(),
         Command::Answer(c) => c.run(),

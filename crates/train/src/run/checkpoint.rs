@@ -51,10 +51,7 @@ impl FoundCheckpoint {
     pub fn verify_full(&self) -> Result<(), RunError> {
         let folder = self.path.display();
         let advice = match self.older.as_ref().and_then(|older| older.file_name()) {
-            Some(older) => format!(
-                "remove the folder {folder} to fall back to {}",
-                older.to_string_lossy()
-            ),
+            Some(older) => format!("remove the folder {folder} to fall back to {}", older.to_string_lossy()),
             None => format!("there is no older checkpoint; remove the folder {folder} to start over"),
         };
         self.manifest.verify_full(&self.path, &advice)
@@ -89,10 +86,7 @@ impl CheckpointStore {
     pub fn open(run_dir: &Path) -> Result<Self, RunError> {
         let dir = run_dir.join("checkpoint");
         fs::create_dir_all(&dir).context("create the folder", &dir)?;
-        Ok(Self {
-            run_dir: run_dir.to_path_buf(),
-            dir,
-        })
+        Ok(Self { run_dir: run_dir.to_path_buf(), dir })
     }
 
     /// Starts the checkpoint of `step` in a folder of its own, unseen by readers until it is committed.
@@ -101,23 +95,14 @@ impl CheckpointStore {
     /// When the folder cannot be created.
     pub fn begin(&self, step: u64) -> Result<CheckpointWriter, RunError> {
         let (host, pid) = (files::host_name(), std::process::id());
-        let path = self.dir.join(format!(
-            "{WRITING}step-{step}-{host}-{pid}-{}",
-            files::random_hex(4)
-        ));
+        let path = self.dir.join(format!("{WRITING}step-{step}-{host}-{pid}-{}", files::random_hex(4)));
         fs::create_dir(&path).context("create the folder", &path)?;
         // The lock tells the living from the dead when leftovers are removed; where it cannot be had, the pid does.
         let lock = File::open(&path).ok();
         if let Some(lock) = &lock {
             let _ = rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive);
         }
-        Ok(CheckpointWriter {
-            dir: self.dir.clone(),
-            path,
-            step,
-            _lock: lock,
-            done: false,
-        })
+        Ok(CheckpointWriter { dir: self.dir.clone(), path, step, _lock: lock, done: false })
     }
 
     /// All checkpoints, complete or not; says nothing of their checksums.
@@ -138,12 +123,7 @@ impl CheckpointStore {
             match complete(&path, step) {
                 Ok(manifest) => {
                     let older = listing.complete.last().map(|older| older.path.clone());
-                    listing.complete.push(FoundCheckpoint {
-                        step,
-                        path,
-                        manifest,
-                        older,
-                    });
+                    listing.complete.push(FoundCheckpoint { step, path, manifest, older });
                 }
                 Err(reason) => listing.incomplete.push((path, reason)),
             }
@@ -158,10 +138,7 @@ impl CheckpointStore {
     pub fn latest_complete(&self) -> Result<Option<FoundCheckpoint>, RunError> {
         let mut listing = self.list()?;
         for (path, reason) in &listing.incomplete {
-            tracing::warn!(
-                "checkpoint {} is not complete and is skipped: {reason}",
-                path.display()
-            );
+            tracing::warn!("checkpoint {} is not complete and is skipped: {reason}", path.display());
         }
         match (listing.complete.pop(), listing.incomplete.last()) {
             (None, Some((path, reason))) => Err(RunError::malformed(
@@ -191,9 +168,7 @@ impl CheckpointStore {
     }
 
     fn set_link(&self, lease: &Lease, link: &str, checkpoint: &Path) -> Result<bool, RunError> {
-        let Some(name) = checkpoint
-            .file_name()
-            .filter(|_| checkpoint.parent() == Some(self.dir.as_path()))
+        let Some(name) = checkpoint.file_name().filter(|_| checkpoint.parent() == Some(self.dir.as_path()))
         else {
             return Err(RunError::malformed(
                 checkpoint,
@@ -216,26 +191,20 @@ impl CheckpointStore {
         if !self.may_change(lease) {
             return Ok(Vec::new());
         }
-        let linked: Vec<_> = [LATEST, BEST_DEV]
-            .iter()
-            .filter_map(|link| fs::read_link(self.dir.join(link)).ok())
-            .collect();
+        let linked: Vec<_> =
+            [LATEST, BEST_DEV].iter().filter_map(|link| fs::read_link(self.dir.join(link)).ok()).collect();
         let complete = self.list()?.complete;
         let steps: BTreeSet<u64> = complete.iter().map(|found| found.step).collect();
         let kept: Vec<u64> = steps.into_iter().rev().take(keep_last.max(1)).collect();
         let mut removed = Vec::new();
         for found in complete {
-            let is_linked = linked
-                .iter()
-                .any(|link| link.file_name() == found.path.file_name());
+            let is_linked = linked.iter().any(|link| link.file_name() == found.path.file_name());
             if is_linked || kept.contains(&found.step) || protect.contains(&found.step) {
                 continue;
             }
             // Out of sight first: a removal that is cut short must not leave a half checkpoint under a checkpoint's name.
             let name = found.path.file_name().unwrap_or_default().to_string_lossy();
-            let hidden = self
-                .dir
-                .join(format!("{REMOVING}{name}-{}", files::random_hex(4)));
+            let hidden = self.dir.join(format!("{REMOVING}{name}-{}", files::random_hex(4)));
             fs::rename(&found.path, &hidden).context("rename", &found.path)?;
             fs::remove_dir_all(&hidden).context("remove", &hidden)?;
             removed.push(found.path);
@@ -258,9 +227,7 @@ impl CheckpointStore {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
                 continue;
             };
-            let is_link = [LATEST, BEST_DEV]
-                .iter()
-                .any(|link| name.starts_with(&format!(".{link}.")));
+            let is_link = [LATEST, BEST_DEV].iter().any(|link| name.starts_with(&format!(".{link}.")));
             if is_link && path.is_symlink() {
                 fs::remove_file(&path).context("remove", &path)?;
             } else if name.starts_with(REMOVING) || (name.starts_with(WRITING) && is_abandoned(&path, name)) {
@@ -307,11 +274,9 @@ impl CheckpointWriter {
     /// [`RunError::DiskFull`] with the bytes needed and free.
     pub fn require_space(&self, needed: u64) -> Result<(), RunError> {
         match files::free_bytes(&self.path) {
-            Some(free) if free < needed => Err(RunError::DiskFull {
-                path: self.path.clone(),
-                needed: Some(needed),
-                free: Some(free),
-            }),
+            Some(free) if free < needed => {
+                Err(RunError::DiskFull { path: self.path.clone(), needed: Some(needed), free: Some(free) })
+            }
             _ => Ok(()),
         }
     }
@@ -338,25 +303,14 @@ impl CheckpointWriter {
                         path.display()
                     );
                 }
-                return Ok(Committed {
-                    step: self.step,
-                    path,
-                    is_new: true,
-                });
+                return Ok(Committed { step: self.step, path, is_new: true });
             }
             let same = complete(&path, self.step).is_ok_and(|found| found == manifest);
             if same && manifest.verify_full(&path, "").is_ok() {
-                return Ok(Committed {
-                    step: self.step,
-                    path,
-                    is_new: false,
-                });
+                return Ok(Committed { step: self.step, path, is_new: false });
             }
         }
-        Err(RunError::malformed(
-            &self.path,
-            "expected a free name for the checkpoint, found none",
-        ))
+        Err(RunError::malformed(&self.path, "expected a free name for the checkpoint, found none"))
     }
 
     fn write_manifest(&self, manifest: &Manifest) -> Result<(), RunError> {
@@ -378,10 +332,7 @@ impl Drop for CheckpointWriter {
         if !self.done
             && let Err(error) = fs::remove_dir_all(&self.path)
         {
-            tracing::warn!(
-                "cannot remove the unfinished checkpoint {}: {error}",
-                self.path.display()
-            );
+            tracing::warn!("cannot remove the unfinished checkpoint {}: {error}", self.path.display());
         }
     }
 }

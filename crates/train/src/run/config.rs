@@ -45,10 +45,9 @@ pub fn read_config(run_dir: &Path) -> Result<Option<Table>, RunError> {
     let text = files::read_small(&path, CONFIG_LIMIT)?;
     match text.parse::<Table>() {
         Ok(table) => Ok(Some(table)),
-        Err(error) => Err(RunError::malformed(
-            &path,
-            format!("expected TOML: {}", error.to_string().trim_end()),
-        )),
+        Err(error) => {
+            Err(RunError::malformed(&path, format!("expected TOML: {}", error.to_string().trim_end())))
+        }
     }
 }
 
@@ -66,11 +65,7 @@ pub fn compare(stored: &Table, wanted: &Table, may_change: &[&str]) -> Vec<Diffe
     keys.dedup();
     keys.into_iter()
         .filter(|key| !may_change.iter().any(|free| covers(free, key)))
-        .map(|key| Difference {
-            key: key.clone(),
-            stored: find(&left, key),
-            wanted: find(&right, key),
-        })
+        .map(|key| Difference { key: key.clone(), stored: find(&left, key), wanted: find(&right, key) })
         .filter(|difference| !same(difference.stored.as_ref(), difference.wanted.as_ref()))
         .collect()
 }
@@ -84,10 +79,7 @@ pub fn check(run_dir: &Path, stored: &Table, wanted: &Table, may_change: &[&str]
     if differences.is_empty() {
         return Ok(());
     }
-    Err(RunError::ConfigDiffers {
-        dir: run_dir.to_path_buf(),
-        differences,
-    })
+    Err(RunError::ConfigDiffers { dir: run_dir.to_path_buf(), differences })
 }
 
 fn flatten(table: &Table, prefix: &str, into: &mut Vec<(String, Value)>) {
@@ -101,8 +93,7 @@ fn flatten(table: &Table, prefix: &str, into: &mut Vec<(String, Value)>) {
 }
 
 fn covers(free: &str, key: &str) -> bool {
-    key.strip_prefix(free)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    key.strip_prefix(free).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// A whole number equals the same number with a point: people write `lr = 1` and mean `1.0`.
@@ -121,20 +112,16 @@ fn same(stored: Option<&Value>, wanted: Option<&Value>) -> bool {
 /// The message of a refused resume: a table of setting, stored value and wanted value.
 pub(crate) fn refusal(dir: &Path, differences: &[Difference]) -> String {
     let show = |value: &Option<Value>| value.as_ref().map_or("(not set)".to_string(), Value::to_string);
-    let rows: Vec<[String; 3]> = differences
-        .iter()
-        .map(|row| [row.key.clone(), show(&row.stored), show(&row.wanted)])
-        .collect();
+    let rows: Vec<[String; 3]> =
+        differences.iter().map(|row| [row.key.clone(), show(&row.stored), show(&row.wanted)]).collect();
     let head = ["setting", "stored", "wanted"];
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([head[column].len()]).max().unwrap_or(0)
     };
     let (first, second) = (width(0), width(1));
-    let mut text = format!(
-        "run folder {} was started with other settings than the ones asked for:\n",
-        dir.display()
-    );
+    let mut text =
+        format!("run folder {} was started with other settings than the ones asked for:\n", dir.display());
     let _ = writeln!(text, "  {:first$}  {:second$}  {}", head[0], head[1], head[2]);
     for [key, stored, wanted] in &rows {
         let _ = writeln!(text, "  {key:first$}  {stored:second$}  {wanted}");
@@ -159,44 +146,23 @@ mod tests {
         let keys: Vec<_> = found.iter().map(|difference| difference.key.as_str()).collect();
         assert_eq!(keys, ["clip", "lr", "model.layers"]);
         assert_eq!((found[0].stored.clone(), found[2].wanted.clone()), (None, None));
-        let message = check(Path::new("runs/a"), &stored, &wanted, &["total_steps"])
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains("\n  setting       stored     wanted\n"),
-            "{message}"
-        );
-        assert!(
-            message.contains("\n  lr            0.0001     0.001\n"),
-            "{message}"
-        );
+        let message = check(Path::new("runs/a"), &stored, &wanted, &["total_steps"]).unwrap_err().to_string();
+        assert!(message.contains("\n  setting       stored     wanted\n"), "{message}");
+        assert!(message.contains("\n  lr            0.0001     0.001\n"), "{message}");
         assert!(message.contains("--new-run"), "{message}");
     }
 
     #[test]
     fn what_may_change_covers_whole_names_and_tables() {
-        let (stored, wanted) = (
-            table("[log]\nfreq = 1\n"),
-            table("log_level = 1\n[log]\nfreq = 2\n"),
-        );
-        let keys: Vec<_> = compare(&stored, &wanted, &["log"])
-            .into_iter()
-            .map(|found| found.key)
-            .collect();
+        let (stored, wanted) = (table("[log]\nfreq = 1\n"), table("log_level = 1\n[log]\nfreq = 2\n"));
+        let keys: Vec<_> = compare(&stored, &wanted, &["log"]).into_iter().map(|found| found.key).collect();
         assert_eq!(keys, ["log_level"]);
         assert!(compare(&stored, &wanted, &["log.freq", "log_level"]).is_empty());
     }
 
     #[test]
     fn numbers_are_compared_by_value() {
-        assert!(
-            compare(
-                &table("a = 1\nb = [1, 2.5]"),
-                &table("a = 1.0\nb = [1.0, 2.5]"),
-                &[]
-            )
-            .is_empty()
-        );
+        assert!(compare(&table("a = 1\nb = [1, 2.5]"), &table("a = 1.0\nb = [1.0, 2.5]"), &[]).is_empty());
         assert!(compare(&table("a = nan"), &table("a = nan"), &[]).is_empty());
         assert_eq!(compare(&table("a = 1"), &table("a = '1'"), &[]).len(), 1);
     }

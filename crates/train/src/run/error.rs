@@ -85,30 +85,16 @@ impl RunError {
     ///
     /// `needed` is the size of what was being written, where the caller knows it.
     pub fn from_io(action: &'static str, path: &Path, needed: Option<u64>, source: io::Error) -> Self {
-        let full = matches!(
-            source.kind(),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-        );
+        let full = matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         if full {
             let free = super::files::free_bytes(path);
-            return Self::DiskFull {
-                path: path.to_path_buf(),
-                needed,
-                free,
-            };
+            return Self::DiskFull { path: path.to_path_buf(), needed, free };
         }
-        Self::Io {
-            action,
-            path: path.to_path_buf(),
-            source,
-        }
+        Self::Io { action, path: path.to_path_buf(), source }
     }
 
     pub(crate) fn malformed(path: &Path, problem: impl Into<String>) -> Self {
-        Self::Malformed {
-            path: path.to_path_buf(),
-            problem: problem.into(),
-        }
+        Self::Malformed { path: path.to_path_buf(), problem: problem.into() }
     }
 }
 

@@ -55,12 +55,7 @@ pub fn remove_temporary(run_dir: &Path) -> Result<(), RunError> {
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), RunError> {
     match File::open(dir).and_then(|dir| dir.sync_all()) {
         // Some network file systems have no fsync for folders; they order such entries themselves.
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
-            ) =>
-        {
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
             Ok(())
         }
         other => other.context("sync", dir),
@@ -81,10 +76,7 @@ pub(crate) fn swap_link(target: &Path, link: &Path) -> Result<(), RunError> {
     if let Ok(found) = fs::symlink_metadata(link)
         && !found.is_symlink()
     {
-        return Err(RunError::malformed(
-            link,
-            "expected a link, found a file or folder; move it away",
-        ));
+        return Err(RunError::malformed(link, "expected a link, found a file or folder; move it away"));
     }
     let temp = beside(link);
     std::os::unix::fs::symlink(target, &temp).context("make the link", &temp)?;
@@ -111,10 +103,7 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> Result<bool, RunError> {
     match fs::rename(from, to) {
         Ok(()) => Ok(true),
         Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty
-            ) =>
+            if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty) =>
         {
             Ok(false)
         }
@@ -124,10 +113,8 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> Result<bool, RunError> {
 
 /// Bytes that an ordinary user may still write at `path` (or at the nearest folder above it that exists).
 pub fn free_bytes(path: &Path) -> Option<u64> {
-    let existing = path
-        .ancestors()
-        .find(|above| above.exists())
-        .filter(|above| !above.as_os_str().is_empty());
+    let existing =
+        path.ancestors().find(|above| above.exists()).filter(|above| !above.as_os_str().is_empty());
     let stat = rustix::fs::statvfs(existing.unwrap_or(Path::new("."))).ok()?;
     stat.f_bavail.checked_mul(stat.f_frsize)
 }
@@ -136,14 +123,9 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
 pub(crate) fn read_small(path: &Path, limit: u64) -> Result<String, RunError> {
     let mut text = Vec::new();
     let file = File::open(path).context("open", path)?;
-    file.take(limit.saturating_add(1))
-        .read_to_end(&mut text)
-        .context("read", path)?;
+    file.take(limit.saturating_add(1)).read_to_end(&mut text).context("read", path)?;
     if text.len() as u64 > limit {
-        return Err(RunError::malformed(
-            path,
-            format!("expected at most {limit} bytes, found more"),
-        ));
+        return Err(RunError::malformed(path, format!("expected at most {limit} bytes, found more")));
     }
     String::from_utf8(text)
         .map_err(|_| RunError::malformed(path, "expected text in UTF-8, found other bytes"))
@@ -152,10 +134,7 @@ pub(crate) fn read_small(path: &Path, limit: u64) -> Result<String, RunError> {
 /// `2 * bytes` hexadecimal digits that no other process draws. They name things and reach no result.
 pub(crate) fn random_hex(bytes: usize) -> String {
     let mut buffer = vec![0u8; bytes];
-    if File::open("/dev/urandom")
-        .and_then(|mut source| source.read_exact(&mut buffer))
-        .is_err()
-    {
+    if File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut buffer)).is_err() {
         // Without the device, the hasher's seed is the other randomness that std draws from the system.
         use std::hash::{BuildHasher, Hasher};
         for byte in &mut buffer {
@@ -186,11 +165,7 @@ pub(crate) fn utc(unix_seconds: u64) -> (u64, u64, u64, u64, u64, u64) {
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 {
-        shifted_month + 3
-    } else {
-        shifted_month - 9
-    };
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     (year, month, day, second / 3_600, second / 60 % 60, second % 60)
 }
@@ -213,10 +188,7 @@ mod tests {
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
         fs::create_dir(&from).unwrap();
         fs::create_dir(&to).unwrap();
-        assert!(
-            !rename_new(&from, &to).unwrap(),
-            "an empty folder would be replaced by a plain rename"
-        );
+        assert!(!rename_new(&from, &to).unwrap(), "an empty folder would be replaced by a plain rename");
         fs::remove_dir(&to).unwrap();
         assert!(rename_new(&from, &to).unwrap());
         assert!(to.is_dir() && !from.exists());
@@ -229,11 +201,7 @@ mod tests {
         swap_link(Path::new("step-1"), &link).unwrap();
         swap_link(Path::new("step-2"), &link).unwrap();
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("step-2"));
-        assert_eq!(
-            fs::read_dir(dir.path()).unwrap().count(),
-            1,
-            "no temporary name stays"
-        );
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary name stays");
         let file = dir.path().join("best_dev");
         fs::write(&file, "mine").unwrap();
         assert!(swap_link(Path::new("step-2"), &file).is_err());
@@ -249,10 +217,7 @@ mod tests {
         let mut device = File::options().write(true).open(full).unwrap();
         let source = device.write_all(b"x").unwrap_err();
         let message = RunError::from_io("write", full, Some(1), source).to_string();
-        assert!(
-            message.starts_with("disk is full at /dev/full, 1 bytes are needed"),
-            "{message}"
-        );
+        assert!(message.starts_with("disk is full at /dev/full, 1 bytes are needed"), "{message}");
     }
 
     #[test]

@@ -98,11 +98,7 @@ impl Lease {
             Locked::Held(file) => Some(file),
             Locked::Busy | Locked::Unsupported => None,
         };
-        Ok(Self {
-            path,
-            token: record.token,
-            _lock: lock,
-        })
+        Ok(Self { path, token: record.token, _lock: lock })
     }
 
     /// Whether no later attempt has taken the lease; reads the file again. `false` also where it cannot be read.
@@ -125,12 +121,7 @@ enum Locked {
 }
 
 fn take_lock(path: &Path, wait: Duration) -> Result<Locked, RunError> {
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(path)
-        .context("open", path)?;
+    let file = File::options().create(true).truncate(false).write(true).open(path).context("open", path)?;
     let deadline = Instant::now() + wait;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -185,9 +176,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = Lease::acquire_within(dir.path(), AT_ONCE).unwrap();
         assert!(first.still_mine());
-        let message = Lease::acquire_within(dir.path(), AT_ONCE)
-            .unwrap_err()
-            .to_string();
+        let message = Lease::acquire_within(dir.path(), AT_ONCE).unwrap_err().to_string();
         let pid = std::process::id();
         assert!(
             message.contains(&format!("in use by pid {pid} on host {}", files::host_name())),
@@ -219,14 +208,7 @@ mod tests {
         drop(_lock);
         let next = Lease::acquire_within(dir.path(), AT_ONCE).unwrap();
         assert!(next.still_mine());
-        assert!(
-            !Lease {
-                path,
-                token,
-                _lock: None
-            }
-            .still_mine()
-        );
+        assert!(!Lease { path, token, _lock: None }.still_mine());
     }
 
     #[test]

@@ -83,10 +83,8 @@ pub fn init_logging(run_dir: Option<&Path>, verbosity: Verbosity) -> Result<(), 
         .with_ansi(false)
         .event_format(Line)
         .finish();
-    tracing::subscriber::set_global_default(subscriber).map_err(|error| RunError::Setup {
-        what: "logging".into(),
-        problem: error.to_string(),
-    })
+    tracing::subscriber::set_global_default(subscriber)
+        .map_err(|error| RunError::Setup { what: "logging".into(), problem: error.to_string() })
 }
 
 /// Sends what was said so far, and all that follows, to the end of `run.log` in a run's folder as well.
@@ -96,11 +94,7 @@ pub fn init_logging(run_dir: Option<&Path>, verbosity: Verbosity) -> Result<(), 
 pub fn log_to(run_dir: &Path) -> Result<(), RunError> {
     std::fs::create_dir_all(run_dir).context("create the folder", run_dir)?;
     let path = run_dir.join("run.log");
-    let mut file = File::options()
-        .create(true)
-        .append(true)
-        .open(&path)
-        .context("open", &path)?;
+    let mut file = File::options().create(true).append(true).open(&path).context("open", &path)?;
     let mut log = run_log();
     if let RunLog::Early(lines) = &*log {
         let _ = file.write_all(lines);
@@ -206,10 +200,7 @@ mod tests {
         assert_eq!(lines.len(), 4, "{text}");
         assert_eq!(lines[0], "earlier");
         let date = |line: &str| {
-            line[..22]
-                .chars()
-                .map(|c| if c.is_ascii_digit() { '0' } else { c })
-                .collect::<String>()
+            line[..22].chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect::<String>()
         };
         assert_eq!(date(lines[1]), "[00/00/0000 00:00:00] ");
         assert_eq!(&lines[1][22..], "INFO saved step-3 step=3 name=a");

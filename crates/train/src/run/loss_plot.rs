@@ -15,24 +15,11 @@ struct Range {
 impl Range {
     fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
         let range = values.fold(None, |range: Option<Self>, value| {
-            let range = range.unwrap_or(Self {
-                low: value,
-                high: value,
-            });
-            Some(Self {
-                low: range.low.min(value),
-                high: range.high.max(value),
-            })
+            let range = range.unwrap_or(Self { low: value, high: value });
+            Some(Self { low: range.low.min(value), high: range.high.max(value) })
         })?;
         let flat = range.high <= range.low;
-        Some(if flat {
-            Self {
-                low: range.low - 0.5,
-                high: range.high + 0.5,
-            }
-        } else {
-            range
-        })
+        Some(if flat { Self { low: range.low - 0.5, high: range.high + 0.5 } } else { range })
     }
 
     /// Where `value` lies, 0 at the low end and 1 at the high one.
@@ -50,10 +37,7 @@ impl Range {
         while power > rough {
             power /= 10.0;
         }
-        let step = [1.0, 2.0, 5.0, 10.0]
-            .into_iter()
-            .map(|factor| factor * power)
-            .find(|&step| step >= rough);
+        let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= rough);
         let step = step.unwrap_or(10.0 * power);
         let (mut ticks, mut index) = (Vec::new(), (self.low / step - 1e-9).ceil());
         while index * step <= self.high + step * 1e-9 && ticks.len() < 50 {
@@ -67,11 +51,7 @@ impl Range {
 fn finite(points: &Points) -> Vec<(f64, f64)> {
     // Beyond f32 the differences of extremes would overflow, and no chart could show them.
     let shown = |value: f64| value.is_finite() && value.abs() < f64::from(f32::MAX);
-    points
-        .iter()
-        .filter(|(_, value)| shown(*value))
-        .map(|&(step, value)| (step as f64, value))
-        .collect()
+    points.iter().filter(|(_, value)| shown(*value)).map(|&(step, value)| (step as f64, value)).collect()
 }
 
 /// A chart of `width` x `height` characters and its labels, ending with a line end; a notice where there is nothing to draw.
@@ -120,20 +100,13 @@ pub fn terminal_chart(title: &str, points: &Points, width: usize, height: usize)
             }
             _ => String::new(),
         };
-        let drawn: String = line
-            .iter()
-            .filter_map(|&dots| char::from_u32(0x2800 + u32::from(dots)))
-            .collect();
+        let drawn: String =
+            line.iter().filter_map(|&dots| char::from_u32(0x2800 + u32::from(dots))).collect();
         let _ = writeln!(text, "{value:>label$}│{drawn}");
     }
     let (first, last) = (number(xs.low), number(xs.high));
     let _ = writeln!(text, "{:>label$}└{}", "", "─".repeat(columns));
-    let _ = writeln!(
-        text,
-        "{:>label$} {first}{last:>rest$}",
-        "",
-        rest = columns.saturating_sub(first.len())
-    );
+    let _ = writeln!(text, "{:>label$} {first}{last:>rest$}", "", rest = columns.saturating_sub(first.len()));
     text
 }
 
@@ -175,39 +148,23 @@ pub fn svg(title: &str, loss: &Points, exact_match: &Points) -> String {
         label(x(tick), BOTTOM + 18.0, "middle", "black", &number(tick));
     }
     for tick in losses.ticks(6) {
-        label(
-            LEFT - 6.0,
-            y(losses, tick) + 4.0,
-            "end",
-            LOSS_COLOUR,
-            &number(tick),
-        );
+        label(LEFT - 6.0, y(losses, tick) + 4.0, "end", LOSS_COLOUR, &number(tick));
     }
     if !exact_match.is_empty() {
         label(RIGHT, 42.0, "middle", MATCH_COLOUR, "exact match");
         for tick in matches.ticks(5) {
-            label(
-                RIGHT + 6.0,
-                y(matches, tick) + 4.0,
-                "start",
-                MATCH_COLOUR,
-                &number(tick),
-            );
+            label(RIGHT + 6.0, y(matches, tick) + 4.0, "start", MATCH_COLOUR, &number(tick));
         }
     }
     for tick in losses.ticks(6) {
         let at = y(losses, tick);
         let _ = writeln!(text, "<path d=\"M{LEFT} {at:.1}H{RIGHT}\" stroke=\"#dddddd\"/>");
     }
-    let _ = writeln!(
-        text,
-        "<path d=\"M{LEFT} {TOP}V{BOTTOM}H{RIGHT}V{TOP}\" fill=\"none\" stroke=\"black\"/>"
-    );
+    let _ =
+        writeln!(text, "<path d=\"M{LEFT} {TOP}V{BOTTOM}H{RIGHT}V{TOP}\" fill=\"none\" stroke=\"black\"/>");
     let mut line = |points: &[(f64, f64)], range: Range, colour: &str| {
-        let places: Vec<_> = points
-            .iter()
-            .map(|&(step, value)| format!("{:.1},{:.1}", x(step), y(range, value)))
-            .collect();
+        let places: Vec<_> =
+            points.iter().map(|&(step, value)| format!("{:.1},{:.1}", x(step), y(range, value))).collect();
         let places = places.join(" ");
         let _ = writeln!(
             text,
@@ -218,20 +175,14 @@ pub fn svg(title: &str, loss: &Points, exact_match: &Points) -> String {
     line(&exact_match, matches, MATCH_COLOUR);
     for &(step, value) in &exact_match {
         let (x, y) = (x(step), y(matches, value));
-        let _ = writeln!(
-            text,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{MATCH_COLOUR}\"/>"
-        );
+        let _ = writeln!(text, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{MATCH_COLOUR}\"/>");
     }
     text.push_str("</svg>\n");
     text
 }
 
 fn escape(words: &str) -> String {
-    words
-        .replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+    words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 /// A number with about four digits and without trailing zeros.
@@ -275,29 +226,18 @@ mod tests {
             let cells: Vec<_> = line.chars().skip(10).collect();
             assert_eq!(cells.len(), 30, "{chart}");
             let dark = |cell: &char| *cell != '\u{2800}';
-            (
-                cells.iter().position(dark).unwrap(),
-                cells.iter().rposition(dark).unwrap(),
-            )
+            (cells.iter().position(dark).unwrap(), cells.iter().rposition(dark).unwrap())
         };
         let spans: Vec<_> = lines[1..7].iter().map(|line| drawn(line)).collect();
         assert_eq!((spans[0].0, spans[5].1), (0, 29), "{chart}");
-        assert!(
-            spans
-                .windows(2)
-                .all(|pair| pair[0].1 <= pair[1].0 + 1 && pair[0].0 < pair[1].0),
-            "{chart}"
-        );
+        assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0 + 1 && pair[0].0 < pair[1].0), "{chart}");
         assert!(lines[8].contains(" 0 ") && lines[8].ends_with("99"), "{chart}");
     }
 
     #[test]
     fn odd_series_are_drawn_or_named() {
         assert_eq!(terminal_chart("loss", &[], 40, 6), "loss: no points to draw\n");
-        assert_eq!(
-            terminal_chart("loss", &[(1, f64::NAN)], 40, 6),
-            "loss: no points to draw\n"
-        );
+        assert_eq!(terminal_chart("loss", &[(1, f64::NAN)], 40, 6), "loss: no points to draw\n");
         for points in [
             &[(1, 2.0)][..],
             &[(1, 2.0), (2, 2.0)],
@@ -305,27 +245,17 @@ mod tests {
             &[(u64::MAX, 1e-30), (0, -1e30)],
         ] {
             let chart = terminal_chart("loss", points, 0, 0);
-            assert!(
-                chart.chars().any(|c| ('\u{2801}'..='\u{28ff}').contains(&c)),
-                "{chart}"
-            );
+            assert!(chart.chars().any(|c| ('\u{2801}'..='\u{28ff}').contains(&c)), "{chart}");
             assert!(svg("loss", points, points).ends_with("</svg>\n"));
         }
     }
 
     #[test]
     fn the_picture_has_both_series_and_round_ticks() {
-        let picture = svg(
-            "reader <tiny>",
-            &[(0, 4.0), (1000, 1.0)],
-            &[(500, 0.25), (1000, 0.5)],
-        );
+        let picture = svg("reader <tiny>", &[(0, 4.0), (1000, 1.0)], &[(500, 0.25), (1000, 0.5)]);
         assert!(picture.contains("reader &lt;tiny&gt;"));
         assert!(picture.contains("points=\"70.0,50.0 730.0,360.0\""), "{picture}");
-        assert!(
-            picture.contains("points=\"400.0,282.5 730.0,205.0\""),
-            "{picture}"
-        );
+        assert!(picture.contains("points=\"400.0,282.5 730.0,205.0\""), "{picture}");
         for tick in [">200<", ">1000<", ">1.5<", ">0.8<", ">exact match<"] {
             assert!(picture.contains(tick), "{tick}: {picture}");
         }
@@ -334,10 +264,7 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let shown: Vec<_> = [-0.0, 0.25, 12.34, 1234.5, 1e9, 1e-5, 100.0]
-            .into_iter()
-            .map(number)
-            .collect();
+        let shown: Vec<_> = [-0.0, 0.25, 12.34, 1234.5, 1e9, 1e-5, 100.0].into_iter().map(number).collect();
         assert_eq!(shown, ["0", "0.25", "12.3", "1234", "1.0e9", "1.0e-5", "100"]);
     }
 }

@@ -48,12 +48,7 @@ impl Manifest {
         let mut files = Vec::new();
         collect(dir, "", &mut files)?;
         files.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Self {
-            format: FORMAT,
-            step,
-            files,
-            state,
-        })
+        Ok(Self { format: FORMAT, step, files, state })
     }
 
     /// Reads the manifest of the checkpoint folder `dir`.
@@ -79,9 +74,7 @@ impl Manifest {
             ));
         }
         for file in &manifest.files {
-            let inside = Path::new(&file.name)
-                .components()
-                .all(|part| matches!(part, Component::Normal(_)));
+            let inside = Path::new(&file.name).components().all(|part| matches!(part, Component::Normal(_)));
             if !inside || file.name.is_empty() {
                 return Err(RunError::malformed(
                     &path,
@@ -94,26 +87,19 @@ impl Manifest {
 
     /// Bytes of all listed files; saturates, since sizes come from a file.
     pub fn total_size(&self) -> u64 {
-        self.files
-            .iter()
-            .fold(0, |sum, file| sum.saturating_add(file.size))
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.size))
     }
 
     /// The first reason why `dir` does not hold the listed files with the listed sizes.
     pub(crate) fn missing(&self, dir: &Path) -> Option<String> {
-        self.files
-            .iter()
-            .find_map(|file| match fs::metadata(dir.join(&file.name)) {
-                Err(error) => Some(format!("{} cannot be found: {error}", file.name)),
-                Ok(found) if !found.is_file() => Some(format!("{} is not a file", file.name)),
-                Ok(found) if found.len() != file.size => Some(format!(
-                    "{} has {} bytes, expected {}",
-                    file.name,
-                    found.len(),
-                    file.size
-                )),
-                Ok(_) => None,
-            })
+        self.files.iter().find_map(|file| match fs::metadata(dir.join(&file.name)) {
+            Err(error) => Some(format!("{} cannot be found: {error}", file.name)),
+            Ok(found) if !found.is_file() => Some(format!("{} is not a file", file.name)),
+            Ok(found) if found.len() != file.size => {
+                Some(format!("{} has {} bytes, expected {}", file.name, found.len(), file.size))
+            }
+            Ok(_) => None,
+        })
     }
 
     /// Reads every file and compares its SHA-256; `advice` says in the error how to go on.
@@ -130,10 +116,7 @@ impl Manifest {
                 return Err(damaged(format!("expected {} bytes, found {size}", file.size)));
             }
             if sha256 != file.sha256 {
-                return Err(damaged(format!(
-                    "expected sha256 {}, found {sha256}",
-                    file.sha256
-                )));
+                return Err(damaged(format!("expected sha256 {}, found {sha256}", file.sha256)));
             }
         }
         Ok(())
@@ -159,16 +142,11 @@ fn collect(dir: &Path, prefix: &str, files: &mut Vec<FileEntry>) -> Result<(), R
             collect(&path, &format!("{name}/"), files)?;
         } else if kind.is_file() {
             // The manifest vouches for these bytes after a power cut too.
-            File::open(&path)
-                .and_then(|file| file.sync_all())
-                .context("sync", &path)?;
+            File::open(&path).and_then(|file| file.sync_all()).context("sync", &path)?;
             let (size, sha256) = hash(&path)?;
             files.push(FileEntry { name, size, sha256 });
         } else {
-            return Err(RunError::malformed(
-                &path,
-                "expected a plain file or folder in a checkpoint",
-            ));
+            return Err(RunError::malformed(&path, "expected a plain file or folder in a checkpoint"));
         }
     }
     super::files::sync_dir(dir)

@@ -26,9 +26,8 @@ pub fn available() -> Option<u64> {
 }
 
 fn available_below(root: &Path) -> Option<u64> {
-    let machine = fs::read_to_string(root.join("proc/meminfo"))
-        .ok()
-        .and_then(|text| field(&text, "MemAvailable:"));
+    let machine =
+        fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| field(&text, "MemAvailable:"));
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mounted = root.join("sys/fs/cgroup");
     let limits = groups.lines().flat_map(|line| group_room(&mounted, line));
@@ -44,19 +43,9 @@ fn group_room(mounted: &Path, line: &str) -> Vec<u64> {
     };
     let is_v2 = controllers.is_empty();
     let (base, limit, usage, cache) = if is_v2 {
-        (
-            mounted.to_path_buf(),
-            "memory.max",
-            "memory.current",
-            "inactive_file",
-        )
+        (mounted.to_path_buf(), "memory.max", "memory.current", "inactive_file")
     } else if controllers.split(',').any(|controller| controller == "memory") {
-        (
-            mounted.join("memory"),
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            "total_inactive_file",
-        )
+        (mounted.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     } else {
         return Vec::new();
     };
@@ -65,17 +54,9 @@ fn group_room(mounted: &Path, line: &str) -> Vec<u64> {
         .ancestors()
         .filter_map(|group| {
             let group = base.join(group);
-            let number = |name: &str| {
-                fs::read_to_string(group.join(name))
-                    .ok()?
-                    .trim()
-                    .parse::<u64>()
-                    .ok()
-            };
+            let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
             let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-            let freeable = stat
-                .lines()
-                .find_map(|line| line.strip_prefix(cache)?.trim().parse::<u64>().ok());
+            let freeable = stat.lines().find_map(|line| line.strip_prefix(cache)?.trim().parse::<u64>().ok());
             let used = number(usage).unwrap_or(0).saturating_sub(freeable.unwrap_or(0));
             Some(number(limit)?.saturating_sub(used))
         })
@@ -85,12 +66,7 @@ fn group_room(mounted: &Path, line: &str) -> Vec<u64> {
 /// The value of a line `NAME  N kB`, in bytes.
 fn field(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
-    rest.trim()
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(1024)
+    rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Bytes as people read them: `512 B`, `1.5 KiB`, `14.9 GiB`.
@@ -98,11 +74,7 @@ pub fn human(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {
         if value < 1024.0 {
-            return if unit == "B" {
-                format!("{bytes} B")
-            } else {
-                format!("{value:.1} {unit}")
-            };
+            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
         }
         value /= 1024.0;
     }
@@ -126,11 +98,7 @@ mod tests {
         };
         let block = vec![1u8; 64 << 20];
         let grown = resident().unwrap();
-        assert!(
-            grown >= before.saturating_sub(32 << 20) + (64 << 20),
-            "{before} {grown} {}",
-            block.len()
-        );
+        assert!(grown >= before.saturating_sub(32 << 20) + (64 << 20), "{before} {grown} {}", block.len());
         assert!(peak_resident().unwrap() >= grown.saturating_sub(1 << 20));
     }
 
@@ -138,29 +106,17 @@ mod tests {
     fn the_tightest_limit_counts() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
-        write(
-            root,
-            "proc/meminfo",
-            "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n",
-        );
+        write(root, "proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n");
         assert_eq!(available_below(root), Some(8000 * 1024));
         write(root, "proc/self/cgroup", "4:cpu,memory:/job/step\n0::/job/step\n");
         write(root, "sys/fs/cgroup/job/step/memory.max", "max\n");
         write(root, "sys/fs/cgroup/job/memory.max", "4096000\n");
         write(root, "sys/fs/cgroup/job/memory.current", "3000000\n");
-        write(
-            root,
-            "sys/fs/cgroup/job/memory.stat",
-            "anon 5\ninactive_file 1000000\n",
-        );
+        write(root, "sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 1000000\n");
         assert_eq!(available_below(root), Some(2_096_000));
         write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n");
         write(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n");
-        assert_eq!(
-            available_below(root),
-            Some(0),
-            "more used than allowed is no room, not an overflow"
-        );
+        assert_eq!(available_below(root), Some(0), "more used than allowed is no room, not an overflow");
     }
 
     #[test]

@@ -39,16 +39,8 @@ impl MetricsWriter {
     /// When the file cannot be read or written.
     pub fn open(run_dir: &Path, step: u64) -> Result<Self, RunError> {
         let path = run_dir.join(METRICS_NAME);
-        let kept = if path.exists() {
-            drop_after(&path, step)?
-        } else {
-            0
-        };
-        let file = File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .context("open", &path)?;
+        let kept = if path.exists() { drop_after(&path, step)? } else { 0 };
+        let file = File::options().create(true).append(true).open(&path).context("open", &path)?;
         files::sync_parent(&path)?;
         let mut writer = Self { path, file };
         writer.event(if kept == 0 { "start" } else { "resume" }, step, Map::new())?;
@@ -86,11 +78,7 @@ impl MetricsWriter {
             line.insert("event".into(), event.into());
         }
         line.insert("step".into(), step.into());
-        line.extend(
-            fields
-                .into_iter()
-                .filter(|(key, _)| key != "event" && key != "step"),
-        );
+        line.extend(fields.into_iter().filter(|(key, _)| key != "event" && key != "step"));
         line.insert("time".into(), files::unix_time().into());
         let mut text = Value::Object(line).to_string();
         text.push('\n');
@@ -110,11 +98,9 @@ fn drop_after(path: &Path, step: u64) -> Result<u64, RunError> {
     let mut output = BufWriter::new(File::create(&temp).context("create", &temp)?);
     let result = for_each_line(path, |number, line| {
         let parsed = serde_json::from_slice::<Map<String, Value>>(line).ok();
-        let stays = parsed.as_ref().is_some_and(|line| {
-            line.get("step")
-                .and_then(Value::as_u64)
-                .is_none_or(|at| at <= step)
-        });
+        let stays = parsed
+            .as_ref()
+            .is_some_and(|line| line.get("step").and_then(Value::as_u64).is_none_or(|at| at <= step));
         if parsed.is_none() {
             tracing::warn!("{}:{number}: dropped a damaged line", path.display());
         }
@@ -123,10 +109,7 @@ fn drop_after(path: &Path, step: u64) -> Result<u64, RunError> {
             return Ok(());
         }
         kept += 1;
-        output
-            .write_all(line)
-            .and_then(|()| output.write_all(b"\n"))
-            .context("write", &temp)
+        output.write_all(line).and_then(|()| output.write_all(b"\n")).context("write", &temp)
     });
     let result = result
         .and_then(|()| output.flush().context("write", &temp))
@@ -145,18 +128,12 @@ fn drop_after(path: &Path, step: u64) -> Result<u64, RunError> {
 
 /// A whole last line may lack its line end; the next line must not run into it.
 fn end_last_line(path: &Path) -> Result<(), RunError> {
-    let mut file = File::options()
-        .read(true)
-        .append(true)
-        .open(path)
-        .context("open", path)?;
+    let mut file = File::options().read(true).append(true).open(path).context("open", path)?;
     if file.metadata().context("look at", path)?.len() == 0 {
         return Ok(());
     }
     let mut last = [0u8];
-    file.seek(SeekFrom::End(-1))
-        .and_then(|_| file.read_exact(&mut last))
-        .context("read", path)?;
+    file.seek(SeekFrom::End(-1)).and_then(|_| file.read_exact(&mut last)).context("read", path)?;
     match last {
         [b'\n'] => Ok(()),
         _ => file.write_all(b"\n").context("write", path),
@@ -172,11 +149,7 @@ fn for_each_line(
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
-        let read = reader
-            .by_ref()
-            .take(LINE_LIMIT)
-            .read_until(b'\n', &mut line)
-            .context("read", path)?;
+        let read = reader.by_ref().take(LINE_LIMIT).read_until(b'\n', &mut line).context("read", path)?;
         if read == 0 {
             return Ok(());
         }
@@ -225,11 +198,7 @@ mod tests {
         let text = std::fs::read_to_string(dir.join(METRICS_NAME)).unwrap();
         let shown = |line: &str| {
             let line: Map<String, Value> = serde_json::from_str(line).expect("every line is JSON");
-            format!(
-                "{} {}",
-                line.get("event").and_then(Value::as_str).unwrap_or("update"),
-                line["step"]
-            )
+            format!("{} {}", line.get("event").and_then(Value::as_str).unwrap_or("update"), line["step"])
         };
         text.lines().map(shown).collect()
     }
@@ -252,24 +221,11 @@ mod tests {
             writer.update(step, loss(1.0 / step as f64)).unwrap();
         }
         writer.event("end", 6, Map::new()).unwrap();
-        let expected = [
-            "start 0",
-            "update 1",
-            "update 2",
-            "update 3",
-            "checkpoint 3",
-            "resume 3",
-        ];
+        let expected = ["start 0", "update 1", "update 2", "update 3", "checkpoint 3", "resume 3"];
         assert_eq!(lines(dir.path())[..6], expected);
-        assert_eq!(
-            lines(dir.path())[6..],
-            ["update 4", "update 5", "update 6", "end 6"]
-        );
+        assert_eq!(lines(dir.path())[6..], ["update 4", "update 5", "update 6", "end 6"]);
         let series = read_series(dir.path(), None, "loss").unwrap();
-        assert_eq!(
-            series.iter().map(|&(step, _)| step).collect::<Vec<_>>(),
-            [1, 2, 3, 4, 5, 6]
-        );
+        assert_eq!(series.iter().map(|&(step, _)| step).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
         assert_eq!(series[3].1, 0.25);
     }
 
@@ -282,10 +238,7 @@ mod tests {
         content.extend(b"\n{\"note\":\"kept\"}\n{\"step\":2,\"loss\":1.0}");
         std::fs::write(&path, content).unwrap();
         drop(MetricsWriter::open(dir.path(), 2).unwrap());
-        assert_eq!(
-            read_series(dir.path(), None, "loss").unwrap(),
-            [(1, 2.0), (2, 1.0)]
-        );
+        assert_eq!(read_series(dir.path(), None, "loss").unwrap(), [(1, 2.0), (2, 1.0)]);
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text.lines().count(), 4);
         assert!(
@@ -310,11 +263,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = MetricsWriter::open(dir.path(), 0).unwrap();
         writer.update(1, loss(f64::NAN)).unwrap();
-        assert!(
-            std::fs::read_to_string(&writer.path)
-                .unwrap()
-                .contains("{\"step\":1,\"loss\":null,")
-        );
+        assert!(std::fs::read_to_string(&writer.path).unwrap().contains("{\"step\":1,\"loss\":null,"));
         assert!(read_series(dir.path(), None, "loss").unwrap().is_empty());
     }
 }

@@ -52,10 +52,7 @@ impl Progress {
         let is_drawn = wanted
             && std::io::stderr().is_terminal()
             && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
-        let width = std::env::var("COLUMNS")
-            .ok()
-            .and_then(|columns| columns.parse().ok())
-            .unwrap_or(100);
+        let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(100);
         Self {
             total,
             step,
@@ -80,9 +77,7 @@ impl Progress {
         let blend = |old: Option<f64>, new: f64| Some(old.map_or(new, |old| old + weight * (new - old)));
         self.seconds_per_update = blend(self.seconds_per_update, seconds);
         self.tokens_per_second = blend(self.tokens_per_second, tokens as f64 / seconds);
-        let is_recent = self
-            .last_drawn
-            .is_some_and(|drawn| now.duration_since(drawn) < REDRAW);
+        let is_recent = self.last_drawn.is_some_and(|drawn| now.duration_since(drawn) < REDRAW);
         if !self.is_drawn || (is_recent && step < self.total) {
             return;
         }
@@ -102,18 +97,13 @@ impl Progress {
 
     /// Seconds until the last update at the smoothed rate; `None` before the first update.
     pub fn seconds_left(&self) -> Option<f64> {
-        self.seconds_per_update
-            .map(|seconds| seconds * self.total.saturating_sub(self.step) as f64)
+        self.seconds_per_update.map(|seconds| seconds * self.total.saturating_sub(self.step) as f64)
     }
 
     fn line(&self, loss: f64, padding_saved: f64, resident: Option<u64>) -> String {
         const CELLS: u64 = 20;
-        let part = self
-            .step
-            .min(self.total)
-            .saturating_mul(CELLS)
-            .checked_div(self.total)
-            .unwrap_or(CELLS) as usize;
+        let part =
+            self.step.min(self.total).saturating_mul(CELLS).checked_div(self.total).unwrap_or(CELLS) as usize;
         let bar = format!("{}{}", "█".repeat(part), "░".repeat(CELLS as usize - part));
         let mut line = format!("{bar} {}/{}  loss {loss:.4}", self.step, self.total);
         if let Some(rate) = self.tokens_per_second {
@@ -152,12 +142,8 @@ impl Drop for Progress {
 /// `1:02:03`, `2:03`; days where there are some.
 pub fn duration(seconds: f64) -> String {
     let seconds = seconds.max(0.0).round() as u64;
-    let (days, hours, minutes, rest) = (
-        seconds / 86_400,
-        seconds / 3_600 % 24,
-        seconds / 60 % 60,
-        seconds % 60,
-    );
+    let (days, hours, minutes, rest) =
+        (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
     match (days, hours) {
         (0, 0) => format!("{minutes}:{rest:02}"),
         (0, _) => format!("{hours}:{minutes:02}:{rest:02}"),

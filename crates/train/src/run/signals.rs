@@ -80,9 +80,6 @@ impl Signals {
 
     /// The signal that came, if any; with several, Ctrl-C before SIGTERM before the others.
     pub fn requested(&self) -> Option<StopReason> {
-        self.seen
-            .iter()
-            .find(|(_, flag)| flag.load(Ordering::Relaxed))
-            .map(|(reason, _)| *reason)
+        self.seen.iter().find(|(_, flag)| flag.load(Ordering::Relaxed)).map(|(reason, _)| *reason)
     }
 }

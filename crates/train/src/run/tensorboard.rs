@@ -74,26 +74,14 @@ impl TensorboardWriter {
         std::fs::create_dir_all(&dir).context("create the folder", &dir)?;
         // TensorBoard reads a folder's files in the order of their names: the time comes first, then what makes it unique.
         let (time, host) = (files::unix_time() as u64, files::host_name());
-        let name = format!(
-            "events.out.tfevents.{time:010}.{host}.{}.{}",
-            std::process::id(),
-            files::random_hex(4)
-        );
+        let name =
+            format!("events.out.tfevents.{time:010}.{host}.{}.{}", std::process::id(), files::random_hex(4));
         let path = dir.join(name);
-        let file = File::options()
-            .create_new(true)
-            .append(true)
-            .open(&path)
-            .context("create", &path)?;
+        let file = File::options().create_new(true).append(true).open(&path).context("create", &path)?;
         let mut writer = Self { path, file };
         writer.write(0, What::FileVersion("brain.Event:2".into()))?;
         if let Some(step) = resume_step {
-            writer.write(
-                step.saturating_add(1),
-                What::SessionLog(SessionLog {
-                    status: SESSION_START,
-                }),
-            )?;
+            writer.write(step.saturating_add(1), What::SessionLog(SessionLog { status: SESSION_START }))?;
         }
         Ok(writer)
     }
@@ -103,32 +91,16 @@ impl TensorboardWriter {
     /// # Errors
     /// When the record cannot be written, for one because the disk is full.
     pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<(), RunError> {
-        let value = |&(tag, value): &(&str, f64)| SummaryValue {
-            tag: tag.into(),
-            simple_value: Some(value as f32),
-        };
-        self.write(
-            step,
-            What::Summary(Summary {
-                value: scalars.iter().map(value).collect(),
-            }),
-        )
+        let value =
+            |&(tag, value): &(&str, f64)| SummaryValue { tag: tag.into(), simple_value: Some(value as f32) };
+        self.write(step, What::Summary(Summary { value: scalars.iter().map(value).collect() }))
     }
 
     fn write(&mut self, step: u64, what: What) -> Result<(), RunError> {
         let step = i64::try_from(step).unwrap_or(i64::MAX);
-        let record = frame(
-            &Event {
-                wall_time: files::unix_time(),
-                step,
-                what: Some(what),
-            }
-            .encode_to_vec(),
-        );
+        let record = frame(&Event { wall_time: files::unix_time(), step, what: Some(what) }.encode_to_vec());
         let needed = Some(record.len() as u64);
-        self.file
-            .write_all(&record)
-            .map_err(|error| RunError::from_io("write", &self.path, needed, error))
+        self.file.write_all(&record).map_err(|error| RunError::from_io("write", &self.path, needed, error))
     }
 }
 
@@ -156,11 +128,7 @@ fn crc32c(data: &[u8]) -> u32 {
             let mut crc = index as u32;
             let mut bit = 0;
             while bit < 8 {
-                crc = if crc & 1 == 1 {
-                    (crc >> 1) ^ 0x82f6_3b78
-                } else {
-                    crc >> 1
-                };
+                crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
                 bit += 1;
             }
             table[index] = crc;
@@ -168,9 +136,7 @@ fn crc32c(data: &[u8]) -> u32 {
         }
         table
     };
-    !data.iter().fold(!0u32, |crc, &byte| {
-        (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)]
-    })
+    !data.iter().fold(!0u32, |crc, &byte| (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)])
 }
 
 #[cfg(test)]
@@ -202,17 +168,8 @@ mod tests {
     #[test]
     fn events_have_the_bytes_of_the_format() {
         // By hand from event.proto: wall_time 1.0, step 3, summary { value { tag "a", simple_value 0.5 } }.
-        let summary = Summary {
-            value: vec![SummaryValue {
-                tag: "a".into(),
-                simple_value: Some(0.5),
-            }],
-        };
-        let event = Event {
-            wall_time: 1.0,
-            step: 3,
-            what: Some(What::Summary(summary)),
-        };
+        let summary = Summary { value: vec![SummaryValue { tag: "a".into(), simple_value: Some(0.5) }] };
+        let event = Event { wall_time: 1.0, step: 3, what: Some(What::Summary(summary)) };
         let expected = [
             0x09, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0x10, 3, 0x2a, 10, 0x0a, 8, 0x0a, 1, b'a', 0x15, 0, 0, 0,
             0x3f,
@@ -224,20 +181,12 @@ mod tests {
     fn a_resumed_run_starts_a_file_that_hides_repeated_steps() {
         let dir = tempfile::tempdir().unwrap();
         let mut first = TensorboardWriter::open(dir.path(), None).unwrap();
-        first
-            .scalars(1, &[("train/loss", 2.0), ("train/lr", 0.0)])
-            .unwrap();
+        first.scalars(1, &[("train/loss", 2.0), ("train/lr", 0.0)]).unwrap();
         let events = parse(&std::fs::read(&first.path).unwrap());
         assert_eq!(events[0].what, Some(What::FileVersion("brain.Event:2".into())));
-        let Some(What::Summary(summary)) = &events[1].what else {
-            panic!("{events:?}")
-        };
+        let Some(What::Summary(summary)) = &events[1].what else { panic!("{events:?}") };
         assert_eq!((events[1].step, summary.value.len()), (1, 2));
-        assert_eq!(
-            summary.value[1].simple_value,
-            Some(0.0),
-            "a zero is written, not left out"
-        );
+        assert_eq!(summary.value[1].simple_value, Some(0.0), "a zero is written, not left out");
 
         let second = TensorboardWriter::open(dir.path(), Some(1)).unwrap();
         assert_ne!(first.path, second.path);
