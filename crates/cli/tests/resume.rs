@@ -116,10 +116,31 @@ fn an_interrupted_evaluation_is_made_up_for() {
     // What the checkpoint owes is a fifth of it now: the file may change, and the test is quick.
     place.write("many.jsonl", &questions(200));
     let output = place.train("asked", &[&flags[..], &["--json"]].concat());
+    assert!(!stderr(&output).contains("the best score so far"), "there was none");
     assert_eq!(events(&run, "eval"), [4]);
     assert_eq!(link(&run, "best_dev"), "step-4");
     let outcome: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(outcome["best"]["step"], 4, "{outcome}");
+}
+
+#[test]
+fn an_update_that_does_not_fit_into_the_grace_is_dropped() {
+    let place = Place::new();
+    place.write("many.jsonl", &questions(240));
+    let many = place.path("many.jsonl");
+    let flags = ["--train_data", many.to_str().unwrap(), "--global_batch_size", "240", "--total_steps", "2"];
+    let run = place.run_dir("told");
+    let mut child = place.start("told", &[&flags[..], &["--grace_seconds", "0"]].concat());
+    assert!(wait_for(&mut child, || losses(&run).len() == 1));
+    send(&child, Signal::TERM);
+    assert_eq!(finish(child).status.code(), Some(75));
+    let log = std::fs::read_to_string(run.join("run.log")).unwrap();
+    assert!(log.contains("update 2 is dropped") && losses(&run).len() == 1, "{log}");
+    assert_eq!(link(&run, "latest"), "step-1", "the last boundary is saved");
+    place.train("told", &flags);
+    place.train("whole", &flags);
+    assert_eq!(losses(&run), losses(&place.run_dir("whole")));
+    assert!(bits(&run, "step-2") == bits(&place.run_dir("whole"), "step-2"), "parameters and moments differ");
 }
 
 #[test]

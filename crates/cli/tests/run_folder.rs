@@ -80,13 +80,15 @@ fn changed_training_data_is_named() {
 fn a_lost_file_costs_one_checkpoint_and_a_flipped_byte_is_named() {
     let place = Place::new();
     let run = place.run_dir("a");
-    place.train("a", &["--total_steps", "15"]);
+    // A line of the log is the mean of the updates since the last one, wherever the run was cut.
+    let four = ["--log_freq", "4"];
+    place.train("a", &["--total_steps", "15", "--log_freq", "4"]);
     std::fs::remove_file(run.join("checkpoint/step-15/model.safetensors")).unwrap();
-    let output = place.train("a", &[]);
+    let output = place.train("a", &four);
     let message = stderr(&output);
     assert!(message.contains("WARN checkpoint") && message.contains("step-15 is not complete"), "{message}");
     assert_eq!(events(&run, "resume"), [10]);
-    assert_eq!(losses(&run), undisturbed().losses);
+    assert_eq!(losses(&run), means());
     assert!(bits(&run, "step-30") == undisturbed().bits);
 
     let path = run.join("checkpoint/step-30/optimizer.safetensors");
@@ -99,16 +101,24 @@ fn a_lost_file_costs_one_checkpoint_and_a_flipped_byte_is_named() {
     let log = std::fs::read_to_string(run.join("run.log")).unwrap();
     assert!(log.lines().last().unwrap().contains("ERROR checkpoint file"), "{log}");
     std::fs::remove_dir_all(run.join("checkpoint/step-30")).unwrap();
-    place.train("a", &[]);
+    place.train("a", &four);
     assert_eq!(events(&run, "resume"), [10, 25]);
     assert!(bits(&run, "step-30") == undisturbed().bits);
-    assert_eq!(link(&run, "latest"), "step-30");
+    assert_eq!((losses(&run), link(&run, "latest")), (means(), "step-30".to_owned()));
 
     // With every checkpoint broken, to start over in silence would hide the loss.
     for name in checkpoints(&run) {
         let _ = std::fs::remove_file(run.join("checkpoint").join(name).join("model.safetensors"));
     }
     assert!(failure(&place.run("a", &[])).contains("no checkpoint of this run is complete"));
+}
+
+/// The log of the undisturbed run with a line every four updates and one at the end.
+fn means() -> Vec<(u64, u64)> {
+    let chunks = undisturbed().losses.chunks(4);
+    let mean =
+        |lines: &[(u64, u64)]| lines.iter().map(|l| f64::from_bits(l.1)).sum::<f64>() / lines.len() as f64;
+    chunks.map(|lines| (lines.last().unwrap().0, mean(lines).to_bits())).collect()
 }
 
 /// A small file system of its own, unmounted at the end.
@@ -139,7 +149,10 @@ fn a_full_disk_costs_nothing_that_was_saved() {
     let disk = match SmallDisk::mount(&run, "size=12m") {
         Ok(disk) => disk,
         Err(why) => {
-            return eprintln!("not tested here: a full disk, for no small one can be mounted: {}", why.trim());
+            return eprintln!(
+                "not tested here: a full disk, for no small one can be mounted: {}",
+                why.trim()
+            );
         }
     };
     let message = failure(&place.run("a", &[]));

@@ -51,8 +51,8 @@ pub enum TrainError {
         /// The update, from 1.
         update: u64,
     },
-    /// A signal came during an evaluation; the training loop saves and ends.
-    #[error("the evaluation was interrupted")]
+    /// A signal came during an evaluation or an update; the training loop saves and ends.
+    #[error("interrupted by a signal")]
     Interrupted,
     /// A tokenizer that does not fit the model.
     #[error(

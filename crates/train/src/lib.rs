@@ -5,6 +5,7 @@ pub mod answer;
 pub mod bench;
 pub mod error;
 pub mod evaluate;
+pub mod grace;
 pub mod inspect;
 pub mod objective;
 pub mod objectives;

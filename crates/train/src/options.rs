@@ -63,6 +63,10 @@ pub struct RunOptions {
     /// Threads of this process; 0: all cores
     #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
     pub threads: usize,
+    /// Seconds from a signal (SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C) to the kill that follows: where the rest of an update and
+    /// a checkpoint would take longer, the update is dropped and the last boundary saved at once
+    #[arg(long, env = "TERCIO_GRACE_SECONDS", default_value_t = crate::trainer::DEFAULT_GRACE_SECONDS)]
+    pub grace_seconds: u64,
     /// Start over where the run folder holds a run of another configuration: its content is moved aside, not deleted
     #[arg(long)]
     #[serde(skip)]
@@ -242,6 +246,7 @@ pub struct ReaderOptions {
 /// Settings that may differ when a run goes on: none changes what an update computes, but for the length of the schedule.
 pub const MAY_CHANGE: &[&str] = &[
     "threads",
+    "grace_seconds",
     "total_steps",
     "eval_freq",
     "save_freq",

@@ -23,9 +23,6 @@ const SAMPLE_UPDATES: u64 = 64;
 /// Examples of the sample at most, but for a single update that has more.
 const SAMPLE_EXAMPLES: usize = 2_000;
 
-/// Slurm's default `KillWait`: seconds between its SIGTERM and its SIGKILL. Source: slurm.conf(5).
-const GRACE_SECONDS: f64 = 30.0;
-
 /// Bytes of an element of an arena on a device that computes in f32.
 const ELEMENT: u64 = 4;
 
@@ -269,11 +266,11 @@ fn warnings(plan: &Plan, options: &LoopOptions) -> Vec<String> {
             human(free)
         ));
     }
-    if let Some(seconds) = plan.seconds_per_update.filter(|&s| s > GRACE_SECONDS) {
+    let grace = options.grace_seconds as f64;
+    if let Some(seconds) = plan.seconds_per_update.filter(|&s| s > grace) {
         warnings.push(format!(
-            "an update takes {seconds:.0} s: a signal is answered at the end of an update, and Slurm kills {GRACE_SECONDS:.0} s \
-             after its SIGTERM; let it send one earlier (--signal=USR1@{:.0})",
-            (2.0 * seconds + GRACE_SECONDS).ceil()
+            "an update takes {seconds:.0} s and does not fit into the {grace:.0} s after a signal: it would be dropped; let the \
+             scheduler signal earlier (Slurm: --signal=USR1@SECONDS) and raise --grace_seconds"
         ));
     }
     let o = &options.optim;

@@ -62,14 +62,27 @@ impl<'a, D: Device, O: Objective<D>> Stepper<'a, D, O> {
         state: &mut TrainState<D>,
         examples: &UpdateExamples,
     ) -> Result<UpdateOutcome, TrainError> {
+        self.update_unless(state, examples, &|_| false)
+    }
+    /// As [`Stepper::update`]; before each shard `give_up` is asked with the share (0 to 1) of the shards that are left.
+    ///
+    /// # Errors
+    /// [`TrainError::Interrupted`] when it says yes; nothing is changed then.
+    pub fn update_unless(
+        &mut self,
+        state: &mut TrainState<D>,
+        examples: &UpdateExamples,
+        give_up: &(dyn Fn(f64) -> bool + Sync),
+    ) -> Result<UpdateOutcome, TrainError> {
         let device = self.device.clone();
-        device.run(|| self.update_here(state, examples))
+        device.run(|| self.update_here(state, examples, give_up))
     }
 
     fn update_here(
         &mut self,
         state: &mut TrainState<D>,
         examples: &UpdateExamples,
+        give_up: &(dyn Fn(f64) -> bool + Sync),
     ) -> Result<UpdateOutcome, TrainError> {
         let shards = self.objective.shards(examples, self.plan.micro)?;
         let mut size = ShardSize::default();
@@ -80,6 +93,12 @@ impl<'a, D: Device, O: Objective<D>> Stepper<'a, D, O> {
         let mut loss = 0.0;
         let mut group: Option<(usize, Arena<D>)> = None;
         for (s, shard) in shards.iter().enumerate() {
+            if give_up((shards.len() - s) as f64 / shards.len() as f64) {
+                // A later update must not meet what this one added.
+                let sums = [group.take().map(|(_, open)| open), self.sum.finish()];
+                sums.into_iter().flatten().for_each(|sum| self.sum.recycle(sum));
+                return Err(TrainError::Interrupted);
+            }
             let g = group_of(s, self.plan.shards, self.plan.groups);
             if group.as_ref().is_some_and(|(open, _)| *open != g)
                 && let Some((_, done)) = group.take()

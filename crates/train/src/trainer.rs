@@ -1,13 +1,14 @@
 //! The one training loop: update, log, evaluate, save, and end when told to, for any objective.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use tercio_data::Batches;
 use tercio_engine::Device;
 
 use crate::error::TrainError;
+use crate::grace::Grace;
 use crate::objective::Objective;
 use crate::options::{BatchPlan, LastBatch, OptimOptions, ReaderDataOptions};
 use crate::run::{
@@ -16,6 +17,9 @@ use crate::run::{
 };
 use crate::state::{self, Best, Counters, StoredState};
 use crate::step::{Stepper, TrainState, UpdateOutcome};
+
+/// Slurm's default `KillWait`: seconds between its SIGTERM and its SIGKILL. Source: slurm.conf(5).
+pub const DEFAULT_GRACE_SECONDS: u64 = 30;
 
 /// Settings of the loop.
 #[derive(Clone, Debug)]
@@ -38,6 +42,8 @@ pub struct LoopOptions {
     pub early_stop: u64,
     /// What becomes of an epoch's rest.
     pub last_batch: LastBatch,
+    /// Seconds from a signal to the kill that follows.
+    pub grace_seconds: u64,
     /// Whether a progress bar is wanted (drawn on a terminal only).
     pub progress: bool,
 }
@@ -60,6 +66,7 @@ impl LoopOptions {
             keep_last: data.keep_last,
             early_stop: data.early_stop,
             last_batch: data.last_batch,
+            grace_seconds: DEFAULT_GRACE_SECONDS,
             progress,
         })
     }
@@ -105,6 +112,7 @@ struct Loop<'a, D: Device, O> {
     tensorboard: TensorboardWriter,
     progress: Progress,
     signals: Option<&'a Signals>,
+    grace: Grace,
     figures: Vec<(&'static str, f64)>,
     checkpoint: Option<PathBuf>,
     saved: Option<u64>,
@@ -133,6 +141,7 @@ pub fn train<D: Device, O: Objective<D>>(
         tensorboard: TensorboardWriter::open(&folder.dir, resumed.then_some(state.step))?,
         progress: Progress::start(state.step, total, options.progress),
         signals,
+        grace: Grace::new(Duration::from_secs(options.grace_seconds)),
         figures: Vec::new(),
         checkpoint: None,
         saved: resumed.then_some(state.step),
@@ -152,7 +161,20 @@ pub fn train<D: Device, O: Objective<D>>(
             stopped = Some(reason);
             break;
         }
-        let outcome = stepper.update(state, &batches.batch(state.step))?;
+        run.grace.begin();
+        let give_up = |left| run.grace.is_over(left, signals.is_some_and(|s| s.requested().is_some()));
+        let outcome = match stepper.update_unless(state, &batches.batch(state.step), &give_up) {
+            Err(TrainError::Interrupted) => {
+                tracing::warn!(
+                    "update {} is dropped: its end and a checkpoint would not fit into the {} s after a signal",
+                    state.step + 1,
+                    options.grace_seconds
+                );
+                continue; // The signal is still there: the loop ends at its head.
+            }
+            other => other?,
+        };
+        run.grace.updated();
         since_log.1 += outcome.size.tokens;
         run.counters.loss_sum += outcome.loss;
         run.counters.loss_updates += 1;
@@ -308,6 +330,7 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
     }
 
     fn save(&mut self, state: &TrainState<D>) -> Result<(), TrainError> {
+        let start = Instant::now();
         let values = state.parameters.all();
         if !self.device.run(|| self.device.dot(values, values)).is_finite() {
             return Err(TrainError::NotFiniteParameters { update: state.step });
@@ -341,6 +364,7 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
         self.metrics.event("checkpoint", state.step, fields)?;
         tracing::info!("saved {}", done.path.display());
         self.saved = Some(state.step);
+        self.grace.saved(start.elapsed());
         self.checkpoint = Some(done.path);
         self.progress.pause_over();
         Ok(())

@@ -67,7 +67,7 @@ fn go(
         tracing::info!("{note}");
     }
     let mut run = device.run(|| setup::open_reader(options, folder, device))?;
-    let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, progress)?;
+    let settings = loop_options(options, progress)?;
     trainer::train(
         device,
         &run.objective,
@@ -79,13 +79,18 @@ fn go(
     )
 }
 
+fn loop_options(options: &ReaderOptions, progress: bool) -> Result<LoopOptions, TrainError> {
+    let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, progress)?;
+    Ok(LoopOptions { grace_seconds: options.run.grace_seconds, ..settings })
+}
+
 /// Prints the plan; the run's folder is read where there is one, and never changed.
 fn dry_run(options: &ReaderOptions, device: &Cpu, json: bool) -> anyhow::Result<ExitCode> {
     for note in options.notes() {
         tracing::info!("{note}");
     }
     let scratch = ScratchFolder::new()?;
-    let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, false)?;
+    let settings = loop_options(options, false)?;
     let found = setup::look_for_checkpoint(options)?;
     let mut run = device.run(|| setup::open_reader_from(options, found, scratch.path(), device))?;
     let dir = setup::run_dir(options);

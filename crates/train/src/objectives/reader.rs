@@ -155,6 +155,9 @@ impl<D: Device> Objective<D> for ReaderObjective {
         let mut map = Map::new();
         map.insert("train_data".into(), self.train.fingerprint().into());
         map.insert("examples".into(), self.used.into());
+        if let Some(eval) = &self.eval {
+            map.insert("eval_data".into(), eval.fingerprint().into());
+        }
         map
     }
 }
