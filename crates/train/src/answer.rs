@@ -68,10 +68,7 @@ fn next_question(
         let mut limited = source.by_ref().take(MAX_ITEM_BYTES + 1);
         let read = limited
             .read_until(b'\n', &mut bytes)
-            .map_err(|source| TrainError::Read {
-                path: name.display().to_string(),
-                source,
-            })?;
+            .map_err(|source| TrainError::Read { path: name.display().to_string(), source })?;
         if read == 0 {
             return Ok(None);
         }

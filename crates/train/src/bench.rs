@@ -120,8 +120,10 @@ pub fn bench_reader<D: Device>(
         passage_eos: false,
     };
     let questions = Questions::open(&o.input, cache)?;
+    // Rows come round again, so no more batches differ than the file has rows.
+    let different = o.steps.saturating_add(1).min(questions.len());
     let batches: Vec<Batch> =
-        (0..=o.steps).map(|i| encode(&questions, &tokenizer, &encoding, o, i)).collect::<Result<_, _>>()?;
+        (0..different).map(|i| encode(&questions, &tokenizer, &encoding, o, i)).collect::<Result<_, _>>()?;
     let mut config = o.config.clone();
     config.dropout_rate = 0.1;
     let loaded = LoadedT5::random(config, Initialization { seed: 0 }, device);
@@ -146,14 +148,14 @@ pub fn bench_reader<D: Device>(
     let mut peak = product_peak(device);
     let (times, losses) = match o.mode {
         BenchMode::Train => train(device, &objective, loaded.parameters, o)?,
-        BenchMode::Generate => (generate(device, &objective, &loaded.parameters)?, Vec::new()),
+        BenchMode::Generate => (generate(device, &objective, &loaded.parameters, o)?, Vec::new()),
     };
     // Other work may have met the first measurement; the peak is what the device can do.
     peak = peak.max(product_peak(device));
-    let timed = &objective.batches[1..];
-    let tokens: usize = timed.iter().map(|b| b.packed.ids.len()).sum();
-    let places = (o.steps * o.questions * o.passages * o.text_maxlength) as f64;
-    let flops: f64 = timed.iter().map(|b| product_flops(&o.config, &b.packed, o.mode, o.recompute)).sum();
+    let timed = || (1..=o.steps).map(|i| objective.batch(i));
+    let tokens: f64 = timed().map(|b| b.packed.ids.len() as f64).sum();
+    let places = o.steps as f64 * o.questions as f64 * o.passages as f64 * o.text_maxlength as f64;
+    let flops: f64 = timed().map(|b| product_flops(&o.config, &b.packed, o.mode, o.recompute)).sum();
     let total: f64 = times.iter().sum();
     Ok(BenchReport {
         tercio: env!("CARGO_PKG_VERSION"),
@@ -165,8 +167,8 @@ pub fn bench_reader<D: Device>(
         recompute: o.recompute,
         threads: o.threads,
         seconds_per_step: rounded(median(&times), 3),
-        real_tokens_per_second: (tokens as f64 / total).round(),
-        real_fraction: rounded(tokens as f64 / places, 3),
+        real_tokens_per_second: (tokens / total).round(),
+        real_fraction: rounded(tokens / places, 3),
         peak_rss_gb: rounded(memory::peak_resident().map_or(0.0, |b| b as f64 / 1024.0 / 1e6), 2),
         share_of_peak: rounded(flops / total / peak, 3),
         peak_gflops: rounded(peak / 1e9, 1),
@@ -211,6 +213,13 @@ fn encode(
 struct Encoded {
     reader: ReaderObjective,
     batches: Vec<Batch>,
+}
+
+impl Encoded {
+    /// Batch of step `i`, the warm-up being step 0.
+    fn batch(&self, i: usize) -> &Batch {
+        &self.batches[i % self.batches.len()]
+    }
 }
 
 impl<D: Device> Objective<D> for Encoded {
@@ -279,7 +288,8 @@ fn train<D: Device>(
     let mut state = TrainState { step: 0, parameters, first: zeros(), second: zeros() };
     let mut stepper = Stepper::new(device, objective, plan, &optim, 0);
     let (mut times, mut losses) = (Vec::new(), Vec::new());
-    for (i, batch) in objective.batches.iter().enumerate() {
+    for i in 0..=o.steps {
+        let batch = objective.batch(i);
         let rows = batch.rows.clone();
         let start = Instant::now();
         let outcome = stepper.update(&mut state, &UpdateExamples { epoch: 0, rows })?;
@@ -295,10 +305,12 @@ fn generate<D: Device>(
     device: &D,
     objective: &Encoded,
     parameters: &Arena<D>,
+    o: &BenchOptions,
 ) -> Result<Vec<f64>, TrainError> {
     let predictor = Predictor { min_length: ANSWER_TOKENS, ..objective.reader.predictor(device, parameters) };
     let mut times = Vec::new();
-    for (i, batch) in objective.batches.iter().enumerate() {
+    for i in 0..=o.steps {
+        let batch = objective.batch(i);
         let start = Instant::now();
         device.run(|| predictor.answer_batch(&batch.packed))?;
         device.trim();

@@ -207,19 +207,14 @@ struct JsonList {
 
 impl JsonList {
     fn create(path: &Path) -> Result<Self, TrainError> {
-        Ok(JsonList {
-            file: ReplacedFile::create(path)?,
-            items: 0,
-        })
+        Ok(JsonList { file: ReplacedFile::create(path)?, items: 0 })
     }
     fn push(&mut self, item: &Map<String, Value>) -> Result<(), TrainError> {
         let mut bytes = Vec::new();
         let mut serializer =
             serde_json::Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
-        item.serialize(&mut serializer)
-            .expect("parsed JSON can be written to memory");
-        self.file
-            .write(if self.items == 0 { b"[" } else { b"," as &[u8] })?;
+        item.serialize(&mut serializer).expect("parsed JSON can be written to memory");
+        self.file.write(if self.items == 0 { b"[" } else { b"," as &[u8] })?;
         // A line end within a text is escaped, so every line here is one of the layout.
         for line in bytes.split(|&b| b == b'\n') {
             self.file.write(b"\n    ")?;
@@ -229,8 +224,7 @@ impl JsonList {
         Ok(())
     }
     fn finish(mut self) -> Result<PathBuf, TrainError> {
-        self.file
-            .write(if self.items == 0 { b"[]\n" } else { b"\n]\n" as &[u8] })?;
+        self.file.write(if self.items == 0 { b"[]\n" } else { b"\n]\n" as &[u8] })?;
         self.file.finish()
     }
 }
@@ -256,11 +250,7 @@ mod tests {
         }));
         let place = Place::new(Path::new("x.jsonl"), 4, 5);
         let question = Question::from_map(raw.clone(), &place).unwrap();
-        let prediction = Prediction {
-            answer: "b".into(),
-            tokens: vec![],
-            scores: Some(vec![0.5, -2.0]),
-        };
+        let prediction = Prediction { answer: "b".into(), tokens: vec![], scores: Some(vec![0.5, -2.0]) };
         let scored = with_scores(raw, &question, &prediction).unwrap();
         assert_eq!(
             Value::from(scored).to_string(),
@@ -277,10 +267,7 @@ mod tests {
         );
         let placed = scores_in_file_order(&question, &prediction).unwrap().unwrap();
         assert_eq!(placed, [None, Some(0.5), Some(-2.0)]);
-        let broken = Prediction {
-            scores: Some(vec![f32::NAN]),
-            ..prediction
-        };
+        let broken = Prediction { scores: Some(vec![f32::NAN]), ..prediction };
         let error = scores_in_file_order(&question, &broken).unwrap_err().to_string();
         assert!(error.contains("x.jsonl, line 5: the score of passage 1 is NaN"), "{error}");
     }

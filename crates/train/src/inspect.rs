@@ -85,25 +85,15 @@ pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
             names.len()
         )));
     }
-    let largest = [
-        (config.vocab_size, 1),
-        (config.num_heads, config.d_kv),
-        (config.d_ff, 1),
-    ];
+    let largest = [(config.vocab_size, 1), (config.num_heads, config.d_kv), (config.d_ff, 1)];
     let fits = |(a, b): (usize, usize)| {
-        a.checked_mul(b)
-            .and_then(|n| n.checked_mul(config.d_model))
-            .is_some_and(|n| n < 1 << 40)
+        a.checked_mul(b).and_then(|n| n.checked_mul(config.d_model)).is_some_and(|n| n < 1 << 40)
     };
     if !largest.into_iter().all(fits) {
-        return Err(wrong(
-            "config.json asks for matrices of more than 2^40 values; it is damaged".into(),
-        ));
+        return Err(wrong("config.json asks for matrices of more than 2^40 values; it is damaged".into()));
     }
-    let feed_forward = config.to_json(&Map::new())["feed_forward_proj"]
-        .as_str()
-        .unwrap_or_default()
-        .to_owned();
+    let feed_forward =
+        config.to_json(&Map::new())["feed_forward_proj"].as_str().unwrap_or_default().to_owned();
     let model = T5::new(config);
     let mut dtypes = BTreeSet::new();
     for spec in model.layout().specs() {
@@ -122,12 +112,9 @@ pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
             "tensor `{extra}` belongs to no part of a T5 model of this configuration"
         )));
     }
-    let tokenizer = ["tokenizer.json", "spiece.model"]
-        .into_iter()
-        .find(|f| folder.file(f).is_some());
-    let tokenizer_size = tokenizer
-        .map(|_| Tokenizer::load(folder.path()).map(|t| t.vocab_size()))
-        .transpose()?;
+    let tokenizer = ["tokenizer.json", "spiece.model"].into_iter().find(|f| folder.file(f).is_some());
+    let tokenizer_size =
+        tokenizer.map(|_| Tokenizer::load(folder.path()).map(|t| t.vocab_size())).transpose()?;
     let parameters = model.layout().len() as u64;
     let c = &model.config;
     Ok(ModelReport {
@@ -155,9 +142,7 @@ pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
 }
 
 fn file_name(path: &std::path::Path) -> String {
-    path.file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .unwrap_or_default()
+    path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 fn dtype_name(dtype: &Dtype) -> String {
@@ -188,22 +173,14 @@ impl fmt::Display for ModelReport {
             f,
             "  parameters     {} ({}), stored as {}",
             self.parameters,
-            if self.tied {
-                "head tied to the embedding"
-            } else {
-                "head of its own"
-            },
+            if self.tied { "head tied to the embedding" } else { "head of its own" },
             self.dtypes.join(", ")
         )?;
         writeln!(f, "  vocabulary     {} ids", self.vocab_size)?;
         writeln!(
             f,
             "  names          {}{}",
-            if self.fid_layout {
-                "Fusion-in-Decoder's"
-            } else {
-                "Hugging Face's"
-            },
+            if self.fid_layout { "Fusion-in-Decoder's" } else { "Hugging Face's" },
             if self.cross_attention_bias {
                 ", with the cross-attention bias of the 2020 library"
             } else {

@@ -21,10 +21,7 @@ impl ReplacedFile {
     /// # Errors
     /// When it cannot be written there, or `path` is a folder, a pipe or a device, which a rename would replace.
     pub fn create(path: &Path) -> Result<Self, TrainError> {
-        let wrong = |source: io::Error| TrainError::Write {
-            path: path.display().to_string(),
-            source,
-        };
+        let wrong = |source: io::Error| TrainError::Write { path: path.display().to_string(), source };
         // A link keeps pointing to the file that is written.
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if fs::metadata(&target).is_ok_and(|m| !m.is_file()) {
@@ -39,16 +36,8 @@ impl ReplacedFile {
             fs::create_dir_all(folder).map_err(wrong)?;
         }
         let temporary = beside(&target);
-        let file = File::options()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)
-            .map_err(wrong)?;
-        Ok(ReplacedFile {
-            target,
-            temporary,
-            out: Some(BufWriter::new(file)),
-        })
+        let file = File::options().write(true).create_new(true).open(&temporary).map_err(wrong)?;
+        Ok(ReplacedFile { target, temporary, out: Some(BufWriter::new(file)) })
     }
 
     /// Writes bytes.
@@ -57,10 +46,8 @@ impl ReplacedFile {
     /// When the disk is full, and the like.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), TrainError> {
         let out = self.out.as_mut().expect("open until it is finished");
-        out.write_all(bytes).map_err(|source| TrainError::Write {
-            path: self.target.display().to_string(),
-            source,
-        })
+        out.write_all(bytes)
+            .map_err(|source| TrainError::Write { path: self.target.display().to_string(), source })
     }
 
     /// Gives the file its name.
@@ -78,10 +65,7 @@ impl ReplacedFile {
             Ok(()) => Ok(self.target.clone()),
             Err(source) => {
                 let _ = fs::remove_file(&self.temporary);
-                Err(TrainError::Write {
-                    path: self.target.display().to_string(),
-                    source,
-                })
+                Err(TrainError::Write { path: self.target.display().to_string(), source })
             }
         }
     }

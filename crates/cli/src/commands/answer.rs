@@ -25,10 +25,10 @@ pub struct Answer {
     #[command(flatten)]
     reader: ReaderFlags,
     /// A question; without passages it is asked closed book
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     question: Option<String>,
     /// A passage for --question, as `title|text` or a text alone; once for each passage
-    #[arg(long, requires = "question")]
+    #[arg(long, requires = "question", allow_hyphen_values = true)]
     passage: Vec<String>,
     /// Passages of each question that are read, best score first; default: all
     #[arg(long, env = "TERCIO_N_CONTEXT")]
@@ -90,9 +90,6 @@ impl Answer {
         } else {
             one_line(&prediction.answer)
         };
-        line(&text).map_err(|source| TrainError::Write {
-            path: "stdout".into(),
-            source,
-        })
+        line(&text).map_err(|source| TrainError::Write { path: "stdout".into(), source })
     }
 }

@@ -10,7 +10,7 @@ use tercio_train::bench::{BenchMode, BenchOptions, BenchReport, bench_reader};
 use tercio_train::scratch::ScratchFolder;
 use tercio_train::setup;
 
-use super::common::{self, at_least_one, line};
+use super::common::{self, MOST_QUESTIONS, MOST_TEXT_TOKENS, line, within};
 
 /// What to time.
 #[derive(Clone, Copy, ValueEnum)]
@@ -65,11 +65,11 @@ pub struct BenchReader {
 impl BenchReader {
     /// Measures and prints.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        at_least_one(&[
-            ("questions", self.questions),
-            ("passages", self.passages),
-            ("steps", self.steps),
-            ("text_maxlength", self.text_maxlength),
+        within(&[
+            ("questions", self.questions, MOST_QUESTIONS),
+            ("passages", self.passages, MOST_QUESTIONS),
+            ("steps", self.steps, 1_000_000),
+            ("text_maxlength", self.text_maxlength, MOST_TEXT_TOKENS),
         ])?;
         let config = match &self.model_config {
             Some(path) => setup::read_config(path)?,

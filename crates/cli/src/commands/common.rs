@@ -4,6 +4,10 @@ use std::io::Write;
 
 use tercio_train::TrainError;
 
+/// Most tokens of a passage that are believed to be meant.
+pub const MOST_TEXT_TOKENS: usize = 1 << 16;
+/// Most questions at a time that are believed to be meant.
+pub const MOST_QUESTIONS: usize = 1 << 12;
 /// Threads that are believed to be meant.
 const MOST_THREADS: usize = 1024;
 
@@ -19,10 +23,12 @@ pub fn threads(flag: usize) -> Result<usize, TrainError> {
     }
 }
 
-/// Refuses a flag of 0.
-pub fn at_least_one(flags: &[(&str, usize)]) -> Result<(), TrainError> {
-    match flags.iter().find(|(_, value)| *value == 0) {
-        Some((flag, _)) => Err(TrainError::Options(format!("--{flag} must be at least 1, is 0"))),
+/// Refuses a flag below 1 or above its limit: what is beyond any use is a slip of the hand, and memory grows with it.
+pub fn within(flags: &[(&str, usize, usize)]) -> Result<(), TrainError> {
+    match flags.iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
+        Some((flag, value, most)) => {
+            Err(TrainError::Options(format!("--{flag} {value}: expected 1 to {most}")))
+        }
         None => Ok(()),
     }
 }
@@ -41,8 +47,6 @@ pub fn line(text: &str) -> std::io::Result<()> {
 /// Whether an error is only that nobody reads stdout any more.
 pub fn reader_has_gone(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
-        cause
-            .downcast_ref::<std::io::Error>()
-            .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+        cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
     })
 }

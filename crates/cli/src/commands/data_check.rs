@@ -8,7 +8,7 @@ use tercio_data::{ReaderEncoding, Tokenizer, check};
 use tercio_train::TrainError;
 use tercio_train::scratch::ScratchFolder;
 
-use super::common::{at_least_one, line};
+use super::common::{MOST_TEXT_TOKENS, line, within};
 
 /// Flags of `tercio data check`.
 #[derive(Args)]
@@ -44,7 +44,7 @@ pub struct DataCheck {
 impl DataCheck {
     /// Checks; every fault is a line on stderr.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        at_least_one(&[("text_maxlength", self.text_maxlength)])?;
+        within(&[("text_maxlength", self.text_maxlength, MOST_TEXT_TOKENS)])?;
         if self.answer_maxlength < -1 {
             return Err(TrainError::Options("--answer_maxlength must be -1 or more".into()).into());
         }
@@ -65,10 +65,6 @@ impl DataCheck {
         } else {
             line(report.to_string().trim_end())?;
         }
-        Ok(if report.bad > 0 {
-            ExitCode::FAILURE
-        } else {
-            ExitCode::SUCCESS
-        })
+        Ok(if report.bad > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }

@@ -107,14 +107,7 @@ impl EvalReader {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         self.check().map_err(TrainError::Options)?;
         let device = Cpu::new(common::threads(self.reader.threads)?)?;
-        init_logging(
-            None,
-            if self.quiet {
-                Verbosity::Quiet
-            } else {
-                Verbosity::Normal
-            },
-        )?;
+        init_logging(None, if self.quiet { Verbosity::Quiet } else { Verbosity::Normal })?;
         for flag in self.unused.given() {
             tracing::info!("{flag} does nothing in an evaluation");
         }
@@ -127,9 +120,7 @@ impl EvalReader {
         let files = EvaluationFiles {
             predictions: self.output.clone(),
             final_output: self.write_results.then(|| folder.join("final_output.txt")),
-            wscores: self
-                .write_crossattention_scores
-                .then(|| folder.join("dataset_wscores.json")),
+            wscores: self.write_crossattention_scores.then(|| folder.join("dataset_wscores.json")),
         };
         let mut predictor = loaded.predictor(&self.reader, &device, self.n_context);
         predictor.scores = self.scores || self.write_crossattention_scores;
@@ -169,19 +160,11 @@ impl EvalReader {
 
 fn sentence(r: &EvaluationReport) -> String {
     let (Some(em), Some(f1)) = (r.exact_match, r.f1) else {
-        return format!(
-            "{} questions answered, none has `answers`: nothing to measure",
-            r.questions
-        );
+        return format!("{} questions answered, none has `answers`: nothing to measure", r.questions);
     };
     let without = match r.without_answers {
         0 => String::new(),
         n => format!(" ({n} more have no answers and are not counted)"),
     };
-    format!(
-        "exact match {:.2}, F1 {:.2} over {} questions{without}",
-        100.0 * em,
-        100.0 * f1,
-        r.counted
-    )
+    format!("exact match {:.2}, F1 {:.2} over {} questions{without}", 100.0 * em, 100.0 * f1, r.counted)
 }

@@ -9,7 +9,7 @@ use tercio_models::t5::LoadedT5;
 use tercio_train::predict::Predictor;
 use tercio_train::{TrainError, setup};
 
-use super::common::at_least_one;
+use super::common::{MOST_QUESTIONS, MOST_TEXT_TOKENS, within};
 
 /// Answers longer than this are taken for a slip of the hand: memory grows with it.
 const MOST_ANSWER_TOKENS: usize = 4096;
@@ -54,9 +54,9 @@ pub struct Reader {
 /// # Errors
 /// Flags out of range, a model or tokenizer that cannot be used.
 pub fn load(flags: &ReaderFlags, device: &Cpu) -> Result<Reader, TrainError> {
-    at_least_one(&[
-        ("text_maxlength", flags.text_maxlength),
-        ("per_gpu_batch_size", flags.per_gpu_batch_size),
+    within(&[
+        ("text_maxlength", flags.text_maxlength, MOST_TEXT_TOKENS),
+        ("per_gpu_batch_size", flags.per_gpu_batch_size, MOST_QUESTIONS),
     ])?;
     if !(2..=MOST_ANSWER_TOKENS).contains(&flags.generation_max_length) {
         return Err(TrainError::Options(format!(
@@ -76,7 +76,12 @@ pub fn load(flags: &ReaderFlags, device: &Cpu) -> Result<Reader, TrainError> {
 
 impl Reader {
     /// The predictor that the flags describe, without scores.
-    pub fn predictor<'a>(&'a self, flags: &ReaderFlags, device: &'a Cpu, n_context: usize) -> Predictor<'a, Cpu> {
+    pub fn predictor<'a>(
+        &'a self,
+        flags: &ReaderFlags,
+        device: &'a Cpu,
+        n_context: usize,
+    ) -> Predictor<'a, Cpu> {
         Predictor {
             device,
             model: &self.loaded.model,
