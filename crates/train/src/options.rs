@@ -308,17 +308,18 @@ impl ReaderDataOptions {
 /// Refuses FiD's flags of a launcher of several processes.
 pub fn check_single_process(local_rank: i64, main_port: i64) -> Result<(), String> {
     if local_rank != -1 || main_port != -1 {
-        return Err("--local_rank and --main_port belong to a launcher of several processes; this build works with \
+        return Err(
+            "--local_rank and --main_port belong to a launcher of several processes; this build works with \
                     one process: leave them away"
-            .into());
+                .into(),
+        );
     }
     Ok(())
 }
 
 /// Refuses a name that would leave the folder of all runs.
 pub fn check_name(name: &str) -> Result<(), String> {
-    let plain =
-        std::path::Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
+    let plain = std::path::Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
     if name.is_empty() || !plain {
         return Err(format!("--name {name:?} must be the name of a folder below --checkpoint_dir"));
     }

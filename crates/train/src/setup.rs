@@ -281,10 +281,7 @@ pub fn open_model<D: Device>(
     let loaded = LoadedT5::open(&folder, device)?;
     let (vocabulary, ids) = (loaded.model.config.vocab_size, tokenizer.vocab_size());
     if ids > vocabulary {
-        return Err(TrainError::Vocabulary {
-            tokenizer: ids,
-            model: vocabulary,
-        });
+        return Err(TrainError::Vocabulary { tokenizer: ids, model: vocabulary });
     }
     Ok((loaded, tokenizer))
 }
