@@ -31,21 +31,20 @@ fn killed_at_random_moments_it_goes_on_to_the_same_bits() {
     let mut kills = 0;
     for attempt in 0..6 {
         let mut child = place.start("killed", &flags);
-        let ready = wait_for(&mut child, || {
-            let begun = updates_of(&run, kills + 1) > 0;
-            match attempt {
-                // The first leaves a checkpoint to go on from; two die while one is being written.
-                0 => begun && !events(&run, "checkpoint").is_empty(),
-                1 | 3 => begun && is_writing(&run),
-                _ => begun,
-            }
+        // Counted in updates, so that it is in the middle of a run on any machine; then anywhere in an update.
+        let updates = 1 + draw(attempt) as usize % 6;
+        let ready = wait_for(&mut child, || match attempt {
+            // The first leaves a checkpoint to go on from; two die while one is being written.
+            0 => !events(&run, "checkpoint").is_empty(),
+            1 | 3 => updates_of(&run, kills + 1) > 0 && is_writing(&run),
+            _ => updates_of(&run, kills + 1) >= updates,
         });
         if !ready {
             assert!(child.wait().unwrap().success(), "it ended by itself, and not well");
             break;
         }
         if attempt % 2 == 0 {
-            std::thread::sleep(Duration::from_millis(draw(attempt) % 300));
+            std::thread::sleep(Duration::from_micros(draw(attempt + 100) % 40_000));
         }
         // A fast machine may be done by now.
         if !kill_dead(child) {
