@@ -27,10 +27,7 @@ impl ModelFolder {
     /// # Errors
     /// Neither is there; the message says what was looked for, where, and how to get it.
     pub fn open(name: &str) -> Result<Self> {
-        Self::open_with(
-            name,
-            &hub_cache(|variable| std::env::var_os(variable).map(PathBuf::from)),
-        )
+        Self::open_with(name, &hub_cache(|variable| std::env::var_os(variable).map(PathBuf::from)))
     }
 
     /// [`Self::open`] with the folder of the hub cache given.
@@ -45,14 +42,10 @@ impl ModelFolder {
                     "the folder {name} has no config.json; expected a model as Hugging Face tools save it: {EXPECTED}"
                 )));
             }
-            return Ok(Self {
-                path: path.to_owned(),
-            });
+            return Ok(Self { path: path.to_owned() });
         }
         if path.exists() {
-            return Err(WeightsError::Folder(format!(
-                "{name} is a file; expected the folder that it is in"
-            )));
+            return Err(WeightsError::Folder(format!("{name} is a file; expected the folder that it is in")));
         }
         if !is_hub_name(name) {
             return Err(WeightsError::Folder(format!(
@@ -86,16 +79,13 @@ impl ModelFolder {
     /// # Errors
     /// None of them is.
     pub fn weights_path(&self) -> Result<PathBuf> {
-        WEIGHT_FILES
-            .iter()
-            .find_map(|name| self.file(name))
-            .ok_or_else(|| {
-                WeightsError::Folder(format!(
-                    "the folder {} has no weights; expected one of {}",
-                    self.path.display(),
-                    WEIGHT_FILES.join(", ")
-                ))
-            })
+        WEIGHT_FILES.iter().find_map(|name| self.file(name)).ok_or_else(|| {
+            WeightsError::Folder(format!(
+                "the folder {} has no weights; expected one of {}",
+                self.path.display(),
+                WEIGHT_FILES.join(", ")
+            ))
+        })
     }
 
     /// Opens the weights; only headers are read.
@@ -118,8 +108,7 @@ fn hub_cache(variable: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     }
     let home = variable("HF_HOME").unwrap_or_else(|| {
         let base = variable("XDG_CACHE_HOME");
-        base.unwrap_or_else(|| variable("HOME").unwrap_or_default().join(".cache"))
-            .join("huggingface")
+        base.unwrap_or_else(|| variable("HOME").unwrap_or_default().join(".cache")).join("huggingface")
     });
     home.join("hub")
 }
@@ -129,9 +118,7 @@ fn is_hub_name(name: &str) -> bool {
     let part = |part: &str| {
         part.len() <= 96
             && part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
-            && part
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
             && !part.contains("..")
             && !part.contains("--")
     };
@@ -185,9 +172,7 @@ fn fetch(name: &str, cache: &Path, cached: std::result::Result<ModelFolder, Stri
     let absent = missing(name, cache, &cached);
     let error = |what: String| WeightsError::Folder(format!("{absent}; {what}"));
     if std::env::var_os("HF_HUB_OFFLINE").is_some_and(|v| !v.is_empty() && v != "0") {
-        return Err(error(
-            "HF_HUB_OFFLINE is set, so it was not downloaded".to_owned(),
-        ));
+        return Err(error("HF_HUB_OFFLINE is set, so it was not downloaded".to_owned()));
     }
     let failed = |e: hf_hub::api::sync::ApiError| error(format!("the download failed: {e}"));
     let mut builder = hf_hub::api::sync::ApiBuilder::from_cache(hf_hub::Cache::new(cache.to_owned()));
@@ -195,19 +180,11 @@ fn fetch(name: &str, cache: &Path, cached: std::result::Result<ModelFolder, Stri
         builder = builder.with_endpoint(endpoint);
     }
     let model = builder.build().map_err(failed)?.model(name.to_owned());
-    let there: Vec<String> = model
-        .info()
-        .map_err(failed)?
-        .siblings
-        .into_iter()
-        .map(|file| file.rfilename)
-        .collect();
+    let there: Vec<String> =
+        model.info().map_err(failed)?.siblings.into_iter().map(|file| file.rfilename).collect();
     let has = |file: &str| there.iter().any(|t| t == file);
     let Some(weights) = WEIGHT_FILES.into_iter().find(|file| has(file)) else {
-        return Err(error(format!(
-            "on the hub it has none of {} either",
-            WEIGHT_FILES.join(", ")
-        )));
+        return Err(error(format!("on the hub it has none of {} either", WEIGHT_FILES.join(", "))));
     };
     for file in TOKENIZER_FILES.into_iter().filter(|file| has(file)) {
         model.get(file).map_err(failed)?;
@@ -259,15 +236,8 @@ mod tests {
             &["config.json", "pytorch_model.bin", "model.safetensors"],
         );
         let folder = ModelFolder::open_with("google/flan-t5-small", cache.path()).unwrap();
-        assert!(
-            folder
-                .path()
-                .ends_with("models--google--flan-t5-small/snapshots/0123abc")
-        );
-        assert_eq!(
-            folder.weights_path().unwrap(),
-            folder.path().join("model.safetensors")
-        );
+        assert!(folder.path().ends_with("models--google--flan-t5-small/snapshots/0123abc"));
+        assert_eq!(folder.weights_path().unwrap(), folder.path().join("model.safetensors"));
         assert_eq!(folder.file("spiece.model"), None);
         let cache = cache_with("models--t5-base", &["config.json", "pytorch_model.bin"]);
         let folder = ModelFolder::open_with("t5-base", cache.path()).unwrap();
@@ -278,11 +248,7 @@ mod tests {
     #[test]
     fn a_missing_model_says_where_it_was_looked_for() {
         let cache = cache_with("models--t5-base", &["config.json"]);
-        let error = |name: &str| {
-            ModelFolder::open_with(name, cache.path())
-                .unwrap_err()
-                .to_string()
-        };
+        let error = |name: &str| ModelFolder::open_with(name, cache.path()).unwrap_err().to_string();
         let place = cache.path().display().to_string();
         let unknown = error("t5-huge");
         assert!(
@@ -302,53 +268,24 @@ mod tests {
     fn a_folder_needs_its_configuration() {
         let folder = tempfile::tempdir().unwrap();
         let name = folder.path().to_str().unwrap();
-        assert!(
-            ModelFolder::open(name)
-                .unwrap_err()
-                .to_string()
-                .contains("has no config.json")
-        );
+        assert!(ModelFolder::open(name).unwrap_err().to_string().contains("has no config.json"));
         let config = folder.path().join("config.json");
         fs::write(&config, "{}").unwrap();
         let opened = ModelFolder::open(name).unwrap();
         assert_eq!(opened.config_path(), config);
-        assert!(
-            opened
-                .weights()
-                .unwrap_err()
-                .to_string()
-                .contains("has no weights")
-        );
-        assert!(
-            ModelFolder::open(config.to_str().unwrap())
-                .unwrap_err()
-                .to_string()
-                .contains("is a file")
-        );
+        assert!(opened.weights().unwrap_err().to_string().contains("has no weights"));
+        assert!(ModelFolder::open(config.to_str().unwrap()).unwrap_err().to_string().contains("is a file"));
     }
 
     #[test]
     fn the_cache_is_where_hugging_face_tools_have_it() {
         let with = |set: &[(&str, &str)]| {
-            hub_cache(|name| {
-                set.iter()
-                    .find(|(n, _)| *n == name)
-                    .map(|(_, v)| PathBuf::from(v))
-            })
+            hub_cache(|name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| PathBuf::from(v)))
         };
         assert_eq!(with(&[("HOME", "/h")]), Path::new("/h/.cache/huggingface/hub"));
-        assert_eq!(
-            with(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]),
-            Path::new("/x/huggingface/hub")
-        );
+        assert_eq!(with(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Path::new("/x/huggingface/hub"));
         assert_eq!(with(&[("HF_HOME", "/f"), ("HOME", "/h")]), Path::new("/f/hub"));
-        assert_eq!(
-            with(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/f")]),
-            Path::new("/c")
-        );
-        assert_eq!(
-            with(&[("HF_HUB_CACHE", ""), ("HF_HOME", "/f")]),
-            Path::new("/f/hub")
-        );
+        assert_eq!(with(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/f")]), Path::new("/c"));
+        assert_eq!(with(&[("HF_HUB_CACHE", ""), ("HF_HOME", "/f")]), Path::new("/f/hub"));
     }
 }

@@ -110,79 +110,43 @@ impl T5 {
             let layer = prefix.rsplit_once('.').expect("a dotted name").0;
             let norm = layout.add(format!("{layer}.layer_norm.weight"), &[d]);
             let key_value = Param::adjacent(&[k, v]);
-            (
-                Attention {
-                    query: q,
-                    key_value,
-                    fused: Param::adjacent(&[q, k, v]),
-                    output,
-                    norm,
-                },
-                bias,
-            )
+            (Attention { query: q, key_value, fused: Param::adjacent(&[q, k, v]), output, norm }, bias)
         };
         let feed_forward = |layout: &mut Layout, layer: String| {
             let name = |part: &str| format!("{layer}.DenseReluDense.{part}.weight");
             let input = if config.gated {
-                let parts = [
-                    layout.add(name("wi_0"), &[ff, d]),
-                    layout.add(name("wi_1"), &[ff, d]),
-                ];
+                let parts = [layout.add(name("wi_0"), &[ff, d]), layout.add(name("wi_1"), &[ff, d])];
                 Param::adjacent(&parts)
             } else {
                 layout.add(name("wi"), &[ff, d])
             };
             let output = layout.add(name("wo"), &[d, ff]);
-            FeedForward {
-                input,
-                output,
-                norm: layout.add(format!("{layer}.layer_norm.weight"), &[d]),
-            }
+            FeedForward { input, output, norm: layout.add(format!("{layer}.layer_norm.weight"), &[d]) }
         };
         let (mut encoder_bias, mut decoder_bias, mut cross_bias) = (None, None, None);
         let mut encoder = Vec::new();
         for i in 0..config.num_layers {
-            let (a, bias) = attention(
-                &mut layout,
-                format!("encoder.block.{i}.layer.0.SelfAttention"),
-                i == 0,
-            );
+            let (a, bias) =
+                attention(&mut layout, format!("encoder.block.{i}.layer.0.SelfAttention"), i == 0);
             encoder_bias = encoder_bias.or(bias);
             let f = feed_forward(&mut layout, format!("encoder.block.{i}.layer.1"));
-            encoder.push(EncoderLayer {
-                attention: a,
-                feed_forward: f,
-            });
+            encoder.push(EncoderLayer { attention: a, feed_forward: f });
         }
         let encoder_norm = layout.add("encoder.final_layer_norm.weight", &[d]);
         let mut decoder = Vec::new();
         for i in 0..config.num_decoder_layers {
-            let (a, bias) = attention(
-                &mut layout,
-                format!("decoder.block.{i}.layer.0.SelfAttention"),
-                i == 0,
-            );
+            let (a, bias) =
+                attention(&mut layout, format!("decoder.block.{i}.layer.0.SelfAttention"), i == 0);
             decoder_bias = decoder_bias.or(bias);
             let has_table = i == 0 && config.cross_attention_bias;
-            let (c, bias) = attention(
-                &mut layout,
-                format!("decoder.block.{i}.layer.1.EncDecAttention"),
-                has_table,
-            );
+            let (c, bias) =
+                attention(&mut layout, format!("decoder.block.{i}.layer.1.EncDecAttention"), has_table);
             cross_bias = cross_bias.or(bias);
             let f = feed_forward(&mut layout, format!("decoder.block.{i}.layer.2"));
-            decoder.push(DecoderLayer {
-                attention: a,
-                cross: c,
-                feed_forward: f,
-            });
+            decoder.push(DecoderLayer { attention: a, cross: c, feed_forward: f });
         }
         let decoder_norm = layout.add("decoder.final_layer_norm.weight", &[d]);
-        let head = if config.tied {
-            shared
-        } else {
-            layout.add("lm_head.weight", &[config.vocab_size, d])
-        };
+        let head = if config.tied { shared } else { layout.add("lm_head.weight", &[config.vocab_size, d]) };
         let (buckets, distance) = (table[0], config.relative_attention_max_distance);
         T5 {
             layout,
@@ -210,11 +174,7 @@ impl T5 {
     }
     /// Factor on the decoder's output before the vocabulary: d_model^-0.5 when the head is the embedding.
     fn logit_factor(&self) -> f64 {
-        if self.config.tied {
-            1.0 / (self.config.d_model as f64).sqrt()
-        } else {
-            1.0
-        }
+        if self.config.tied { 1.0 / (self.config.d_model as f64).sqrt() } else { 1.0 }
     }
 
     fn shape(
@@ -257,11 +217,7 @@ impl T5 {
                 let x = self.self_attention(tape, &layer.attention, self.encoder_bias, &v[0], &shape, site);
                 self.feed_forward(tape, &layer.feed_forward, &x, site)
             };
-            x = if recompute {
-                tape.recompute(&[&x], block)
-            } else {
-                block(tape, &[x])
-            };
+            x = if recompute { tape.recompute(&[&x], block) } else { block(tape, &[x]) };
         }
         let drop = tape.dropout(SITE_ENCODER + FINAL, p);
         tape.rms_norm(&x, self.encoder_norm, self.config.layer_norm_epsilon, drop)
@@ -283,17 +239,10 @@ impl T5 {
         for (i, layer) in self.decoder.iter().enumerate() {
             let site = SITE_DECODER + i as u64 * SITES;
             y = self.self_attention(tape, &layer.attention, self.decoder_bias, &y, &own, site);
-            let query = tape.norm_linear(
-                &y,
-                layer.cross.norm,
-                self.config.layer_norm_epsilon,
-                layer.cross.query,
-            );
+            let query =
+                tape.norm_linear(&y, layer.cross.norm, self.config.layer_norm_epsilon, layer.cross.query);
             let key_value = tape.linear(encoded, layer.cross.key_value);
-            let shape = AttentionShape {
-                dropout: tape.dropout(site + CROSS, p),
-                ..cross.clone()
-            };
+            let shape = AttentionShape { dropout: tape.dropout(site + CROSS, p), ..cross.clone() };
             let a = tape.cross_attention(&query, &key_value, self.cross_bias, &Rc::new(shape));
             let drop = tape.dropout(site + CROSS_OUT, p);
             y = tape.linear_residual(&a, layer.cross.output, &y, drop);
@@ -330,10 +279,7 @@ impl T5 {
         let positions =
             key_positions.expect("a model with a cross-attention bias table is given key positions");
         let plain: &RelativeBuckets = &self.decoder_buckets;
-        Some(Arc::new(RelativeBuckets {
-            key_positions: Some(positions),
-            ..plain.clone()
-        }))
+        Some(Arc::new(RelativeBuckets { key_positions: Some(positions), ..plain.clone() }))
     }
 
     fn self_attention<'p, D: Device>(
@@ -348,10 +294,7 @@ impl T5 {
         let p = self.config.dropout_rate;
         let qkv = tape.norm_linear(x, layer.norm, self.config.layer_norm_epsilon, layer.fused);
         let plain: &AttentionShape = shape;
-        let shape = AttentionShape {
-            dropout: tape.dropout(site + ATTENTION, p),
-            ..plain.clone()
-        };
+        let shape = AttentionShape { dropout: tape.dropout(site + ATTENTION, p), ..plain.clone() };
         let a = tape.self_attention(&qkv, Some(bias), &Rc::new(shape));
         let drop = tape.dropout(site + ATTENTION_OUT, p);
         tape.linear_residual(&a, layer.output, x, drop)
@@ -393,21 +336,12 @@ fn relative_buckets(bidirectional: bool, buckets: usize, max_distance: usize) ->
         (exact + position as usize).min(half - 1)
     };
     let of = |distance: i64| {
-        let n = if bidirectional {
-            distance.unsigned_abs()
-        } else {
-            (-distance).max(0) as u64
-        } as usize;
+        let n = if bidirectional { distance.unsigned_abs() } else { (-distance).max(0) as u64 } as usize;
         let base = if bidirectional && distance > 0 { half } else { 0 };
         base + if n < exact { n } else { far(n) }
     };
     let bucket = (-(zero as i64)..=zero as i64).map(|d| of(d) as u16).collect();
-    RelativeBuckets {
-        bucket,
-        zero,
-        buckets,
-        key_positions: None,
-    }
+    RelativeBuckets { bucket, zero, buckets, key_positions: None }
 }
 
 #[cfg(test)]
@@ -417,10 +351,7 @@ mod tests {
     /// Where the bucket changes with growing distance, as (distance, bucket).
     fn starts(b: &RelativeBuckets, of: impl Fn(&RelativeBuckets, usize) -> usize) -> Vec<(usize, usize)> {
         let all: Vec<usize> = (0..300).map(|d| of(b, d)).collect();
-        (0..300)
-            .filter(|&d| d == 0 || all[d] != all[d - 1])
-            .map(|d| (d, all[d]))
-            .collect()
+        (0..300).filter(|&d| d == 0 || all[d] != all[d - 1]).map(|d| (d, all[d])).collect()
     }
 
     #[test]

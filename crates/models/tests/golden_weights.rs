@@ -22,28 +22,16 @@ fn cases(with: &str) -> Vec<PathBuf> {
         .unwrap_or_else(|e| panic!("{}: {e}", golden.display()))
         .map(|entry| entry.unwrap().path())
         .filter(|case| {
-            case.file_name()
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .starts_with("fid_reader")
-                && case.join(with).is_dir()
+            case.file_name().unwrap().to_str().unwrap().starts_with("fid_reader") && case.join(with).is_dir()
         })
         .collect();
     cases.sort();
-    assert!(
-        !cases.is_empty(),
-        "no reader case with {with} in {}",
-        golden.display()
-    );
+    assert!(!cases.is_empty(), "no reader case with {with} in {}", golden.display());
     cases
 }
 
 fn open(folder: PathBuf) -> WeightsReader {
-    ModelFolder::open(folder.to_str().unwrap())
-        .unwrap()
-        .weights()
-        .unwrap()
+    ModelFolder::open(folder.to_str().unwrap()).unwrap().weights().unwrap()
 }
 
 fn json(path: PathBuf) -> serde_json::Value {
@@ -66,23 +54,15 @@ fn golden_safetensors_are_read_as_the_crate_reads_them() {
         for name in names {
             let view = theirs.tensor(name).unwrap();
             assert_eq!(view.dtype(), safetensors::Dtype::F32);
-            let expected: Vec<u32> = view
-                .data()
-                .as_chunks()
-                .0
-                .iter()
-                .map(|b| u32::from_le_bytes(*b))
-                .collect();
+            let expected: Vec<u32> =
+                view.data().as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
             assert_eq!(ours.shape(name).unwrap(), view.shape());
             assert!(bits(&ours.read(name).unwrap()) == expected, "{name}");
         }
         // A folder that Hugging Face wrote has an output layer of its own exactly where it is not tied.
         let head = ours.contains("lm_head.weight");
         let layout = normalize(&mut ours).unwrap();
-        assert_eq!(
-            (layout.tied, layout.fid, layout.cross_attention_bias),
-            (!head, false, false)
-        );
+        assert_eq!((layout.tied, layout.fid, layout.cross_attention_bias), (!head, false, false));
     }
 }
 
@@ -103,10 +83,7 @@ fn golden_fid_layout_is_the_same_model_with_one_more_table() {
         let mut plain = open(case.join("model"));
         let plain_layout = normalize(&mut plain).unwrap();
         let layout = normalize(&mut fid).unwrap();
-        assert_eq!(
-            (layout.tied, layout.fid, layout.cross_attention_bias),
-            (plain_layout.tied, true, true)
-        );
+        assert_eq!((layout.tied, layout.fid, layout.cross_attention_bias), (plain_layout.tied, true, true));
 
         let mut names: Vec<&str> = plain.names().collect();
         names.push(CROSS_ATTENTION_BIAS);
@@ -121,27 +98,17 @@ fn golden_fid_layout_is_the_same_model_with_one_more_table() {
             let values = fid.read(name).unwrap();
             as_before &= bits(&values) == bits(&plain.read(name).unwrap());
             let after = &expected["trajectory"]["parameters_after"][name];
-            let (sum, squares) = values.iter().fold((0.0, 0.0), |(s, q), &v| {
-                (s + f64::from(v), q + f64::from(v).powi(2))
-            });
+            let (sum, squares) =
+                values.iter().fold((0.0, 0.0), |(s, q), &v| (s + f64::from(v), q + f64::from(v).powi(2)));
             let close =
                 |found: f64, i: usize| (found - after[i].as_f64().unwrap()).abs() <= 1e-6 * squares.max(1.0);
             as_after &= close(sum, 0) && close(squares, 1);
         }
-        assert!(
-            as_before || as_after,
-            "{}: the numbers are neither",
-            case.display()
-        );
+        assert!(as_before || as_after, "{}: the numbers are neither", case.display());
         let config = json(case.join("model_fid_layout/config.json"));
         let size = |key: &str| config[key].as_u64().unwrap() as usize;
         let table = [size("relative_attention_num_buckets"), size("num_heads")];
         assert_eq!(fid.shape(CROSS_ATTENTION_BIAS).unwrap(), table);
-        assert!(
-            fid.read(CROSS_ATTENTION_BIAS)
-                .unwrap()
-                .iter()
-                .all(|v| v.is_finite())
-        );
+        assert!(fid.read(CROSS_ATTENTION_BIAS).unwrap().iter().all(|v| v.is_finite()));
     }
 }

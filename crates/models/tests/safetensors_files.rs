@@ -30,9 +30,7 @@ fn read_all(path: &Path) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>> {
 
 fn error_of(bytes: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
-    let error = read_all(&file(folder.path(), "model.safetensors", bytes))
-        .expect_err("an error")
-        .to_string();
+    let error = read_all(&file(folder.path(), "model.safetensors", bytes)).expect_err("an error").to_string();
     assert!(error.contains("model.safetensors"), "{error}");
     error
 }
@@ -74,33 +72,17 @@ fn files_of_the_crate_are_read_whatever_their_format() {
     let folder = tempfile::tempdir().unwrap();
     let (half, ids) = ([0x00, 0x3c, 0x00, 0xc1], 7i64.to_le_bytes());
     let views = [
-        (
-            "half",
-            TensorView::new(safetensors::Dtype::F16, vec![2], &half).unwrap(),
-        ),
-        (
-            "position_ids",
-            TensorView::new(safetensors::Dtype::I64, vec![1], &ids).unwrap(),
-        ),
-        (
-            "small",
-            TensorView::new(safetensors::Dtype::F8_E4M3, vec![4], &half).unwrap(),
-        ),
+        ("half", TensorView::new(safetensors::Dtype::F16, vec![2], &half).unwrap()),
+        ("position_ids", TensorView::new(safetensors::Dtype::I64, vec![1], &ids).unwrap()),
+        ("small", TensorView::new(safetensors::Dtype::F8_E4M3, vec![4], &half).unwrap()),
     ];
-    let path = file(
-        folder.path(),
-        "model.safetensors",
-        &safetensors::serialize(views, None).unwrap(),
-    );
+    let path = file(folder.path(), "model.safetensors", &safetensors::serialize(views, None).unwrap());
     let reader = WeightsReader::open(&path).unwrap();
     assert_eq!(reader.read("half").unwrap(), [1.0, -2.5]);
     assert_eq!(reader.dtype("half").unwrap(), &Dtype::F16);
     for (name, dtype) in [("position_ids", "I64"), ("small", "F8_E4M3")] {
         let error = reader.read(name).unwrap_err().to_string();
-        assert!(
-            error.contains(&format!("`{name}`: it is stored as {dtype}")),
-            "{error}"
-        );
+        assert!(error.contains(&format!("`{name}`: it is stored as {dtype}")), "{error}");
     }
 }
 
@@ -109,27 +91,12 @@ fn writing_checks_its_input() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let twice: [(&str, &[usize], &[f32]); 2] = [("a", &[1], &[1.0]), ("a", &[1], &[2.0])];
-    assert!(
-        save_safetensors(&path, twice, &[])
-            .unwrap_err()
-            .to_string()
-            .contains("written twice")
-    );
+    assert!(save_safetensors(&path, twice, &[]).unwrap_err().to_string().contains("written twice"));
     let short: [(&str, &[usize], &[f32]); 1] = [("a", &[2, 2], &[1.0])];
-    assert!(
-        save_safetensors(&path, short, &[])
-            .unwrap_err()
-            .to_string()
-            .contains("shape [2, 2]")
-    );
+    assert!(save_safetensors(&path, short, &[]).unwrap_err().to_string().contains("shape [2, 2]"));
     assert!(!path.exists());
     let nowhere = folder.path().join("no/where.safetensors");
-    assert!(
-        save_safetensors(&nowhere, [], &[])
-            .unwrap_err()
-            .to_string()
-            .contains("cannot create")
-    );
+    assert!(save_safetensors(&nowhere, [], &[]).unwrap_err().to_string().contains("cannot create"));
 }
 
 #[test]
@@ -141,30 +108,15 @@ fn wrong_headers_name_file_and_tensor() {
         (tensor("F32", "[2]", "[0, 8]"), 7, "are not inside the 7 bytes"),
         (tensor("F32", "[2]", "[8, 0]"), 8, "are not inside"),
         (tensor("F32", "[3]", "[0, 8]"), 8, "does not fit its 8 bytes"),
-        (
-            tensor("F32", "[2]", "[4, 12]"),
-            12,
-            "expected 0: ranges overlap or leave a gap",
-        ),
-        (
-            tensor("F32", "[9223372036854775807, 9]", "[0, 8]"),
-            8,
-            "overflows",
-        ),
-        (
-            tensor("F32", "[4611686018427387904]", "[0, 0]"),
-            0,
-            "does not fit its 0 bytes",
-        ),
+        (tensor("F32", "[2]", "[4, 12]"), 12, "expected 0: ranges overlap or leave a gap"),
+        (tensor("F32", "[9223372036854775807, 9]", "[0, 8]"), 8, "overflows"),
+        (tensor("F32", "[4611686018427387904]", "[0, 0]"), 0, "does not fit its 0 bytes"),
         (tensor("F32", "[-1]", "[0, 4]"), 4, "the header is not what"),
         (tensor("F32", "[1]", "[0]"), 4, "the header is not what"),
         (r#"{"w": 3}"#.to_owned(), 0, "the header is not what"),
     ] {
         let error = error_of(&raw(&header, &vec![0; data]));
-        assert!(
-            error.contains("tensor `w`") && error.contains(expected),
-            "{error}"
-        );
+        assert!(error.contains("tensor `w`") && error.contains(expected), "{error}");
     }
     let error = error_of(&raw(&tensor("F32", "[2]", "[0, 8]"), &[0; 9]));
     assert!(error.contains("end at byte 8 of 9"), "{error}");
@@ -192,10 +144,7 @@ fn every_prefix_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = small();
     for n in 0..bytes.len() {
-        assert!(
-            read_all(&file(folder.path(), "model.safetensors", &bytes[..n])).is_err(),
-            "{n}"
-        );
+        assert!(read_all(&file(folder.path(), "model.safetensors", &bytes[..n])).is_err(), "{n}");
     }
 }
 
@@ -215,31 +164,18 @@ fn sharded(index: &str) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>> {
     let folder = tempfile::tempdir().unwrap();
     for (shard, tensors) in [("one", &["a", "b"][..]), ("two", &["c"]), ("again", &["c", "d"])] {
         let path = folder.path().join(format!("{shard}.safetensors"));
-        let owned: Vec<_> = tensors
-            .iter()
-            .map(|name| (*name, [f32::from(name.as_bytes()[0])]))
-            .collect();
+        let owned: Vec<_> = tensors.iter().map(|name| (*name, [f32::from(name.as_bytes()[0])])).collect();
         save_safetensors(&path, owned.iter().map(|(n, d)| (*n, &[1usize][..], &d[..])), &[]).unwrap();
     }
-    read_all(&file(
-        folder.path(),
-        "model.safetensors.index.json",
-        index.as_bytes(),
-    ))
+    read_all(&file(folder.path(), "model.safetensors.index.json", index.as_bytes()))
 }
 
 #[test]
 fn shards_are_joined_and_checked_against_the_index() {
-    let index = |map: &str| {
-        sharded(&format!(
-            r#"{{"metadata": {{"total_size": 12}}, "weight_map": {{{map}}}}}"#
-        ))
-    };
+    let index =
+        |map: &str| sharded(&format!(r#"{{"metadata": {{"total_size": 12}}, "weight_map": {{{map}}}}}"#));
     let read = index(r#""a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors""#).unwrap();
-    let values: Vec<(&str, f32)> = read
-        .iter()
-        .map(|(name, _, data)| (name.as_str(), data[0]))
-        .collect();
+    let values: Vec<(&str, f32)> = read.iter().map(|(name, _, data)| (name.as_str(), data[0])).collect();
     assert_eq!(values, [("a", 97.0), ("b", 98.0), ("c", 99.0)]);
     for (map, expected) in [
         (r#""a": "three.safetensors""#, "tensor `a`: its shard"),
@@ -247,14 +183,8 @@ fn shards_are_joined_and_checked_against_the_index() {
             r#""a": "two.safetensors""#,
             "tensor `a`: the index says that it is in two.safetensors, but it is not",
         ),
-        (
-            r#""c": "two.safetensors", "d": "again.safetensors""#,
-            "tensor `c`: it is in",
-        ),
-        (
-            r#""a": "one.safetensors", "a": "two.safetensors""#,
-            "`a` is there twice",
-        ),
+        (r#""c": "two.safetensors", "d": "again.safetensors""#, "tensor `c`: it is in"),
+        (r#""a": "one.safetensors", "a": "two.safetensors""#, "`a` is there twice"),
         (r#""a": "../one.safetensors""#, "beside the index"),
         (r#""a": "/etc/passwd""#, "beside the index"),
         (r#""a": "model.safetensors.index.json""#, "beside the index"),
@@ -264,11 +194,6 @@ fn shards_are_joined_and_checked_against_the_index() {
         let error = index(map).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    assert!(
-        sharded("{")
-            .unwrap_err()
-            .to_string()
-            .contains("index.json: expected")
-    );
+    assert!(sharded("{").unwrap_err().to_string().contains("index.json: expected"));
     assert!(sharded("{}").unwrap_err().to_string().contains("weight_map"));
 }

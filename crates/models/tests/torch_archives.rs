@@ -9,15 +9,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
 /// A view of a storage: name, class, key, elements of the storage, offset, shape, strides.
-struct View(
-    &'static str,
-    &'static str,
-    &'static str,
-    i64,
-    i64,
-    Vec<i64>,
-    Vec<i64>,
-);
+struct View(&'static str, &'static str, &'static str, i64, i64, Vec<i64>, Vec<i64>);
 
 fn text(out: &mut Vec<u8>, s: &str) {
     out.push(b'X');
@@ -122,15 +114,7 @@ fn error_of(bytes: &[u8]) -> String {
 }
 
 fn view(offset: i64, shape: &[i64], strides: &[i64]) -> View {
-    View(
-        "w",
-        "FloatStorage",
-        "0",
-        6,
-        offset,
-        shape.to_vec(),
-        strides.to_vec(),
-    )
+    View("w", "FloatStorage", "0", 6, offset, shape.to_vec(), strides.to_vec())
 }
 
 const SIX: [f32; 6] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0];
@@ -145,18 +129,11 @@ fn both(views: &[View]) -> [Vec<u8>; 2] {
 
 #[test]
 fn views_of_a_shared_storage_are_read_in_both_formats() {
-    let mut views = vec![
-        view(0, &[2, 3], &[3, 1]),
-        view(0, &[3, 2], &[1, 3]),
-        view(4, &[2], &[1]),
-        view(2, &[], &[]),
-    ];
+    let mut views =
+        vec![view(0, &[2, 3], &[3, 1]), view(0, &[3, 2], &[1, 3]), view(4, &[2], &[1]), view(2, &[], &[])];
     views.push(view(0, &[0, 7], &[7, 1]));
     views.push(view(0, &[0, i64::MAX, i64::MAX], &[1, 1, 1]));
-    for (view, name) in views
-        .iter_mut()
-        .zip(["plain", "transposed", "tail", "scalar", "empty", "void"])
-    {
+    for (view, name) in views.iter_mut().zip(["plain", "transposed", "tail", "scalar", "empty", "void"]) {
         view.0 = name;
     }
     for bytes in both(&views) {
@@ -184,31 +161,15 @@ fn other_formats_are_turned_into_f32_or_listed() {
         View("ids", "LongStorage", "1", 1, 0, vec![1], vec![1]),
     ];
     let (half, ids) = ([0x00, 0x3c, 0x00, 0xc1], 7i64.to_le_bytes());
-    let bytes = zip_of(
-        &pickle(&views, false),
-        &[("0", &half), ("1", &ids)],
-        CompressionMethod::Stored,
-    );
+    let bytes = zip_of(&pickle(&views, false), &[("0", &half), ("1", &ids)], CompressionMethod::Stored);
     let folder = tempfile::tempdir().unwrap();
     let reader = WeightsReader::open(&write(folder.path(), &bytes)).unwrap();
     assert_eq!(reader.read("half").unwrap(), [1.0, -2.5]);
     assert_eq!(reader.shape("ids").unwrap(), [1]);
     let error = reader.read("ids").unwrap_err().to_string();
     assert!(error.contains("`ids`") && error.contains("I64"), "{error}");
-    assert!(
-        reader
-            .read("w")
-            .unwrap_err()
-            .to_string()
-            .contains("no tensor `w` among the 2")
-    );
-    assert!(
-        reader
-            .read_f32("half", &mut [0.0; 3])
-            .unwrap_err()
-            .to_string()
-            .contains("expected 3 numbers")
-    );
+    assert!(reader.read("w").unwrap_err().to_string().contains("no tensor `w` among the 2"));
+    assert!(reader.read_f32("half", &mut [0.0; 3]).unwrap_err().to_string().contains("expected 3 numbers"));
 }
 
 #[test]
@@ -227,10 +188,7 @@ fn views_outside_their_storage_are_errors() {
     ] {
         for bytes in both(&[view(offset, &shape, &strides)]) {
             let error = error_of(&bytes);
-            assert!(
-                error.contains("tensor `w`") && error.contains("leave its storage of 6"),
-                "{error}"
-            );
+            assert!(error.contains("tensor `w`") && error.contains("leave its storage of 6"), "{error}");
         }
     }
     for bytes in both(&[view(0, &[2], &[-1])]) {
@@ -256,15 +214,9 @@ fn storages_that_lie_about_their_size_are_errors() {
 #[test]
 fn code_is_refused_and_named() {
     let system = b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R.";
-    for bytes in [
-        zip_of(system, &[], CompressionMethod::Stored),
-        legacy_of(system, &[]),
-    ] {
+    for bytes in [zip_of(system, &[], CompressionMethod::Stored), legacy_of(system, &[])] {
         let error = error_of(&bytes);
-        assert!(
-            error.contains("`posix.system` is not a tensor; the file may run code; refused"),
-            "{error}"
-        );
+        assert!(error.contains("`posix.system` is not a tensor; the file may run code; refused"), "{error}");
     }
     assert!(error_of(system).contains("posix.system"));
 }
@@ -277,15 +229,8 @@ fn wrong_checksums_and_compressed_members_are_errors() {
     let mut bad = good.clone();
     bad[at] ^= 1;
     let error = error_of(&bad);
-    assert!(
-        error.contains("tensor `w`") && error.contains("damaged"),
-        "{error}"
-    );
-    let packed = zip_of(
-        &pickle(&[view(0, &[6], &[1])], false),
-        &[("0", &data)],
-        CompressionMethod::Deflated,
-    );
+    assert!(error.contains("tensor `w`") && error.contains("damaged"), "{error}");
+    let packed = zip_of(&pickle(&[view(0, &[6], &[1])], false), &[("0", &data)], CompressionMethod::Deflated);
     assert!(error_of(&packed).contains("compressed"));
 }
 
@@ -298,10 +243,7 @@ fn other_files_are_told_apart() {
     assert!(error_of(&zip_of(b"", &[], CompressionMethod::Stored)).contains("cut off"));
     let mut other = ZipWriter::new(Cursor::new(Vec::new()));
     other
-        .start_file(
-            "readme",
-            SimpleFileOptions::default().compression_method(CompressionMethod::Stored),
-        )
+        .start_file("readme", SimpleFileOptions::default().compression_method(CompressionMethod::Stored))
         .unwrap();
     assert!(error_of(&other.finish().unwrap().into_inner()).contains("expected one `data.pkl`"));
 }
@@ -311,11 +253,7 @@ fn every_prefix_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     for bytes in both(&[view(0, &[2, 3], &[3, 1])]) {
         for n in 0..bytes.len() {
-            assert!(
-                read_all(&write(folder.path(), &bytes[..n])).is_err(),
-                "{n} of {} bytes",
-                bytes.len()
-            );
+            assert!(read_all(&write(folder.path(), &bytes[..n])).is_err(), "{n} of {} bytes", bytes.len());
         }
     }
 }
@@ -356,10 +294,7 @@ fn shards_of_archives_are_joined() {
     std::fs::write(folder.path().join("one.bin"), zip).unwrap();
     let index = folder.path().join("pytorch_model.bin.index.json");
     std::fs::write(&index, r#"{"weight_map": {"w": "one.bin"}}"#).unwrap();
-    assert_eq!(
-        read_all(&index).unwrap(),
-        [("w".to_owned(), vec![6], SIX.to_vec())]
-    );
+    assert_eq!(read_all(&index).unwrap(), [("w".to_owned(), vec![6], SIX.to_vec())]);
     std::fs::write(folder.path().join("two.bin"), legacy).unwrap();
     std::fs::write(&index, r#"{"weight_map": {"w": "one.bin", "v": "two.bin"}}"#).unwrap();
     let error = read_all(&index).unwrap_err().to_string();

@@ -36,15 +36,44 @@ struct Phase {
 }
 
 const PHASES: [Phase; 2] = [
-    Phase { name: "1-one-passage", share: 0.75, flags: &["--n_context", "1", "--lr", "1e-3", "--warmup_steps", "100", "--fixed_lr"] },
-    Phase { name: "2-three-passages", share: 0.25, flags: &["--n_context", "3", "--lr", "1e-3", "--warmup_steps", "0"] },
+    Phase {
+        name: "1-one-passage",
+        share: 0.75,
+        flags: &["--n_context", "1", "--lr", "1e-3", "--warmup_steps", "100", "--fixed_lr"],
+    },
+    Phase {
+        name: "2-three-passages",
+        share: 0.25,
+        flags: &["--n_context", "3", "--lr", "1e-3", "--warmup_steps", "0"],
+    },
 ];
 
 /// Flags of both phases.
 const COMMON: &[&str] = &[
-    "--eval_n_context", "3", "--text_maxlength", "128", "--generation_max_length", "24", "--global_batch_size", "48",
-    "--micro_batch_size", "48", "--optim", "adamw", "--weight_decay", "0.01", "--scheduler", "linear", "--eval_freq",
-    "1000", "--save_freq", "500", "--log_freq", "50", "--keep_last", "1",
+    "--eval_n_context",
+    "3",
+    "--text_maxlength",
+    "128",
+    "--generation_max_length",
+    "24",
+    "--global_batch_size",
+    "48",
+    "--micro_batch_size",
+    "48",
+    "--optim",
+    "adamw",
+    "--weight_decay",
+    "0.01",
+    "--scheduler",
+    "linear",
+    "--eval_freq",
+    "1000",
+    "--save_freq",
+    "500",
+    "--log_freq",
+    "50",
+    "--keep_last",
+    "1",
 ];
 
 /// Flags of `tercio quickstart`.
@@ -89,7 +118,9 @@ impl Quickstart {
     /// Trains, measures, draws, answers.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         if self.updates < 2 {
-            return Err(TrainError::Options("--updates must be at least 2: there are two phases".into()).into());
+            return Err(
+                TrainError::Options("--updates must be at least 2: there are two phases".into()).into()
+            );
         }
         let started = Instant::now();
         let dir = self.dir.join(format!("seed-{}", self.seed));
@@ -117,7 +148,11 @@ impl Quickstart {
             }
             let (done, measured) = self.train(&options, &device, &signals)?;
             if let Some(reason) = done.stopped {
-                eprintln!("tercio: {}: saved; the same command goes on from update {}", reason.name(), done.step);
+                eprintln!(
+                    "tercio: {}: saved; the same command goes on from update {}",
+                    reason.name(),
+                    done.step
+                );
                 return Ok(ExitCode::from(tercio_train::run::EXIT_SAVED_NOT_REQUEUED as u8));
             }
             model = Some(setup::run_dir(&options).join("checkpoint/latest"));
@@ -151,8 +186,9 @@ impl Quickstart {
     }
 
     fn unpack(&self, data: &Path) -> anyhow::Result<()> {
-        std::fs::create_dir_all(data)
-            .map_err(|e| anyhow::anyhow!("{}: cannot create the folder: {e}; choose another --dir", data.display()))?;
+        std::fs::create_dir_all(data).map_err(|e| {
+            anyhow::anyhow!("{}: cannot create the folder: {e}; choose another --dir", data.display())
+        })?;
         for (name, content) in FILES {
             let path = data.join(name);
             if std::fs::read(&path).ok().as_deref() != Some(content) {
@@ -262,7 +298,12 @@ impl Quickstart {
     }
 
     /// Three held-out questions with the reader's answers.
-    fn answers(&self, options: &ReaderOptions, device: &Cpu, eval: &Questions) -> anyhow::Result<Vec<(Question, String)>> {
+    fn answers(
+        &self,
+        options: &ReaderOptions,
+        device: &Cpu,
+        eval: &Questions,
+    ) -> anyhow::Result<Vec<(Question, String)>> {
         let folder = setup::open_folder(options)?;
         let run = device.run(|| setup::open_reader(options, &folder, device))?;
         let picks = [0, eval.len() / 3, 2 * eval.len() / 3];

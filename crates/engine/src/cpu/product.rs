@@ -318,6 +318,13 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
                     let r = MR.min(part.i1 - i);
                     let target = c.at(i * stride + j * nr);
                     let block = la.add((i - part.i0) * depth);
+                    // The next tile's part of the result comes from far away; it is asked for while this one computes.
+                    if i + MR < part.i1 {
+                        for x in 0..MR.min(part.i1 - i - MR) {
+                            prefetch(target.add((MR + x) * stride));
+                            prefetch(target.add((MR + x) * stride + columns - 1));
+                        }
+                    }
                     if r == MR && columns == nr {
                         tile::<L, MR, NV>(depth, block, panel, target, stride, fresh);
                         continue;
@@ -345,6 +352,17 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
         }
     }
     LEFT.set(left);
+}
+
+#[inline(always)]
+fn prefetch(p: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, valid for any address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p as *const i8)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }
 
 /// `MR x (NV * N)` elements of the result in registers over one depth block.

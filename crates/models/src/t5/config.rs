@@ -102,9 +102,7 @@ impl T5Config {
         };
         let projection = match json.get("feed_forward_proj") {
             None | Some(Value::Null) => "relu",
-            Some(v) => v
-                .as_str()
-                .ok_or_else(|| bad("feed_forward_proj", "a name", Some(v)))?,
+            Some(v) => v.as_str().ok_or_else(|| bad("feed_forward_proj", "a name", Some(v)))?,
         };
         let (gated, name) = match projection.strip_prefix("gated-") {
             Some(name) => (true, name),
@@ -147,10 +145,7 @@ impl T5Config {
             dropout_rate: real("dropout_rate", 0.1, 0.0..1.0)?,
             activation,
             gated,
-            tied: json
-                .get("tie_word_embeddings")
-                .and_then(Value::as_bool)
-                .unwrap_or(true),
+            tied: json.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(true),
             cross_attention_bias: false,
             decoder_start_token_id: id("decoder_start_token_id", 0)?,
             eos_token_id: id("eos_token_id", 1)?,
@@ -215,14 +210,8 @@ impl T5Config {
         set("num_layers", self.num_layers.into());
         set("num_decoder_layers", self.num_decoder_layers.into());
         set("num_heads", self.num_heads.into());
-        set(
-            "relative_attention_num_buckets",
-            self.relative_attention_num_buckets.into(),
-        );
-        set(
-            "relative_attention_max_distance",
-            self.relative_attention_max_distance.into(),
-        );
+        set("relative_attention_num_buckets", self.relative_attention_num_buckets.into());
+        set("relative_attention_max_distance", self.relative_attention_max_distance.into());
         set("layer_norm_epsilon", self.layer_norm_epsilon.into());
         set("dropout_rate", self.dropout_rate.into());
         set("feed_forward_proj", projection.into());
@@ -237,8 +226,7 @@ impl T5Config {
         set("eos_token_id", self.eos_token_id.into());
         set("initializer_factor", self.initializer_factor.into());
         set("dtype", "float32".into());
-        json.entry("pad_token_id")
-            .or_insert_with(|| self.decoder_start_token_id.into());
+        json.entry("pad_token_id").or_insert_with(|| self.decoder_start_token_id.into());
         json
     }
 }

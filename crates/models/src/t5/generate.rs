@@ -56,10 +56,7 @@ impl T5 {
         for layer in &self.decoder {
             let width = layer.attention.key_value.rows;
             let own = Tensor::scratch(&device, questions * steps.max(1), width);
-            caches.push(Cache {
-                own,
-                cross: tape.linear(encoded, layer.cross.key_value),
-            });
+            caches.push(Cache { own, cross: tape.linear(encoded, layer.cross.key_value) });
         }
         let mut raw = request.scores.then(|| vec![0f64; encoded.tensor.rows]);
         let buckets = self.cross_buckets_of(request);
@@ -68,22 +65,11 @@ impl T5 {
             if active.is_empty() {
                 break;
             }
-            let last = |q: &usize| {
-                tokens[*q]
-                    .last()
-                    .copied()
-                    .unwrap_or(self.config.decoder_start_token_id)
-            };
+            let last = |q: &usize| tokens[*q].last().copied().unwrap_or(self.config.decoder_start_token_id);
             let inputs: Vec<u32> = active.iter().map(last).collect();
-            let one = |i: usize| Span {
-                start: i as u32,
-                end: i as u32 + 1,
-            };
+            let one = |i: usize| Span { start: i as u32, end: i as u32 + 1 };
             let queries: Vec<Span> = (0..active.len()).map(one).collect();
-            let past = |&q: &usize| Span {
-                start: (q * steps) as u32,
-                end: (q * steps + step + 1) as u32,
-            };
+            let past = |&q: &usize| Span { start: (q * steps) as u32, end: (q * steps + step + 1) as u32 };
             let own_keys: Vec<Span> = active.iter().map(past).collect();
             let keys: Vec<Span> = active.iter().map(|&q| request.keys[q]).collect();
             let mut own = self.shape(&queries, &own_keys, true, Some(&self.decoder_buckets));
@@ -146,17 +132,11 @@ impl T5 {
         let fresh = tape.norm_linear(x, a.norm, eps, a.key_value);
         for (i, span) in shape.keys.iter().enumerate() {
             let row = span.end as usize - 1;
-            device.copy(
-                cache.own.rows_view_mut(row, row + 1),
-                fresh.tensor.rows_view(i, i + 1),
-            );
+            device.copy(cache.own.rows_view_mut(row, row + 1), fresh.tensor.rows_view(i, i + 1));
         }
         let mut y = Tensor::scratch(&device, x.tensor.rows, query.tensor.columns);
         let mut log_sum = Tensor::scratch(&device, x.tensor.rows, shape.heads);
-        let heads = Heads::Split {
-            query: query.tensor.view(),
-            key_value: cache.own.view(),
-        };
+        let heads = Heads::Split { query: query.tensor.view(), key_value: cache.own.view() };
         let bias = Some(parameters.view(self.decoder_bias));
         device.attention(heads, bias, shape, y.view_mut(), log_sum.view_mut());
         let y = tape.input(y);

@@ -91,9 +91,7 @@ impl Initialization {
                 };
                 let deviation = c.initializer_factor * libm::sqrt(variance);
                 let key = key_of_name(self.seed, &spec.name);
-                (0..spec.place.len() as u64)
-                    .map(|i| (deviation * normal(key, i)) as f32)
-                    .collect()
+                (0..spec.place.len() as u64).map(|i| (deviation * normal(key, i)) as f32).collect()
             };
             device.write(parameters.view_mut(spec.place), &values);
         }
@@ -102,10 +100,7 @@ impl Initialization {
 
 /// Reads a folder's `config.json`.
 pub(crate) fn read_config(path: &Path) -> Result<Map<String, Value>, T5Error> {
-    let wrong = |what: String| T5Error::ConfigFile {
-        path: path.to_owned(),
-        what,
-    };
+    let wrong = |what: String| T5Error::ConfigFile { path: path.to_owned(), what };
     let text = std::fs::read_to_string(path).map_err(|e| wrong(format!("cannot read it: {e}")))?;
     match serde_json::from_str(&text) {
         Ok(Value::Object(json)) => Ok(json),
@@ -120,31 +115,21 @@ impl<D: Device> LoadedT5<D> {
         let model = T5::new(config);
         let mut parameters = Arena::zeros(device, model.layout());
         initialization.fill(&model, device, &mut parameters);
-        LoadedT5 {
-            model,
-            parameters,
-            json: Map::new(),
-        }
+        LoadedT5 { model, parameters, json: Map::new() }
     }
     /// A folder's model. Whether the head is tied and cross-attention has a bias table is decided by the tensors.
     pub fn open(folder: &ModelFolder, device: &D) -> Result<Self, T5Error> {
         let path = folder.path().to_owned();
         let json = read_config(&folder.config_path())?;
-        let mut config = T5Config::from_json(&json).map_err(|source| T5Error::Config {
-            path: path.clone(),
-            source,
-        })?;
+        let mut config =
+            T5Config::from_json(&json).map_err(|source| T5Error::Config { path: path.clone(), source })?;
         let mut reader = folder.weights()?;
         let found = fid_layout::normalize(&mut reader)?;
         config.tied = found.tied;
         config.cross_attention_bias = found.cross_attention_bias;
         let model = T5::new(config);
         let parameters = read_parameters(&model, &reader, &path, device)?;
-        Ok(LoadedT5 {
-            model,
-            parameters,
-            json,
-        })
+        Ok(LoadedT5 { model, parameters, json })
     }
     /// Writes `config.json`, `generation_config.json` and `model.safetensors` into `folder`.
     pub fn save(&self, folder: &Path, device: &D) -> Result<(), T5Error> {
@@ -160,22 +145,14 @@ fn read_parameters<D: Device>(
 ) -> Result<Arena<D>, T5Error> {
     let specs = model.layout().specs();
     if let Some(name) = reader.names().find(|n| !specs.iter().any(|s| s.name == *n)) {
-        return Err(T5Error::Unknown {
-            path: path.to_owned(),
-            name: name.to_owned(),
-        });
+        return Err(T5Error::Unknown { path: path.to_owned(), name: name.to_owned() });
     }
     // All shapes first: a wrong file costs no arena.
     for spec in specs {
         let found = reader.shape(&spec.name)?;
         if found != spec.shape {
             let (name, found, expected) = (spec.name.clone(), found.to_vec(), spec.shape.clone());
-            return Err(T5Error::Shape {
-                path: path.to_owned(),
-                name,
-                found,
-                expected,
-            });
+            return Err(T5Error::Shape { path: path.to_owned(), name, found, expected });
         }
     }
     let mut parameters = Arena::zeros(device, model.layout());
@@ -198,10 +175,8 @@ pub fn save<D: Device>(
         let path = folder.join(name);
         let text =
             serde_json::to_string_pretty(&Value::Object(json)).expect("JSON of numbers and strings") + "\n";
-        std::fs::write(&path, text).map_err(|e| T5Error::ConfigFile {
-            path,
-            what: format!("cannot write it: {e}"),
-        })
+        std::fs::write(&path, text)
+            .map_err(|e| T5Error::ConfigFile { path, what: format!("cannot write it: {e}") })
     };
     let config = model.config.to_json(json);
     let mut generation = Map::new();
@@ -211,14 +186,8 @@ pub fn save<D: Device>(
     write("generation_config.json", generation)?;
     write("config.json", config)?;
     let specs = model.layout().specs();
-    let values: Vec<_> = specs
-        .iter()
-        .map(|s| device.host(parameters.view(s.place)))
-        .collect();
-    let tensors = specs
-        .iter()
-        .zip(&values)
-        .map(|(s, v)| (s.name.as_str(), s.shape.as_slice(), v.as_ref()));
+    let values: Vec<_> = specs.iter().map(|s| device.host(parameters.view(s.place))).collect();
+    let tensors = specs.iter().zip(&values).map(|(s, v)| (s.name.as_str(), s.shape.as_slice(), v.as_ref()));
     save_safetensors(&folder.join("model.safetensors"), tensors, &[("format", "pt")])?;
     Ok(())
 }

@@ -69,18 +69,11 @@ impl WeightsError {
     }
 
     pub(crate) fn invalid(path: &Path, what: impl Into<String>) -> Self {
-        Self::Invalid {
-            path: path.to_owned(),
-            what: what.into(),
-        }
+        Self::Invalid { path: path.to_owned(), what: what.into() }
     }
 
     pub(crate) fn tensor(path: &Path, name: &str, what: impl Into<String>) -> Self {
-        Self::Tensor {
-            path: path.to_owned(),
-            name: name.to_owned(),
-            what: what.into(),
-        }
+        Self::Tensor { path: path.to_owned(), name: name.to_owned(), what: what.into() }
     }
 }
 

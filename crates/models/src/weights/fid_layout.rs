@@ -34,9 +34,7 @@ pub fn from_fid(name: &str) -> String {
     let Some(rest) = name.strip_prefix("encoder.encoder.") else {
         return name.to_owned();
     };
-    if let Some((index, layer)) = rest
-        .strip_prefix("block.")
-        .and_then(|rest| rest.split_once(".module."))
+    if let Some((index, layer)) = rest.strip_prefix("block.").and_then(|rest| rest.split_once(".module."))
         && index.bytes().all(|b| b.is_ascii_digit())
     {
         return format!("encoder.block.{index}.{layer}");
@@ -62,28 +60,18 @@ pub fn to_fid(name: &str) -> String {
 /// No token embeddings; copies of them that differ; two tensors of one name after renaming.
 pub fn normalize(reader: &mut WeightsReader) -> Result<T5Layout> {
     let path = reader.path.clone();
-    let fid = reader
-        .entries
-        .keys()
-        .any(|name| name.starts_with("encoder.encoder."));
+    let fid = reader.entries.keys().any(|name| name.starts_with("encoder.encoder."));
     for (name, entry) in std::mem::take(&mut reader.entries) {
         let new = from_fid(&name);
         if let Some(other) = reader.entries.insert(new.clone(), entry) {
-            let what = format!(
-                "`{}` is the same parameter, {new}; expected one of them",
-                other.stored_name
-            );
+            let what = format!("`{}` is the same parameter, {new}; expected one of them", other.stored_name);
             return Err(WeightsError::tensor(&path, &name, what));
         }
     }
     if !reader.contains(SHARED) {
         // Some writers keep only one of the names that share their memory.
         let Some(alias) = ALIASES.into_iter().find(|alias| reader.contains(alias)) else {
-            return Err(WeightsError::Missing {
-                path,
-                name: SHARED.to_owned(),
-                count: reader.entries.len(),
-            });
+            return Err(WeightsError::Missing { path, name: SHARED.to_owned(), count: reader.entries.len() });
         };
         if let Some(entry) = reader.entries.remove(alias) {
             reader.entries.insert(SHARED.to_owned(), entry);
@@ -108,11 +96,7 @@ pub fn normalize(reader: &mut WeightsReader) -> Result<T5Layout> {
     if tied {
         reader.entries.remove(LM_HEAD);
     }
-    Ok(T5Layout {
-        tied,
-        fid,
-        cross_attention_bias: reader.contains(CROSS_ATTENTION_BIAS),
-    })
+    Ok(T5Layout { tied, fid, cross_attention_bias: reader.contains(CROSS_ATTENTION_BIAS) })
 }
 
 #[cfg(test)]
@@ -124,12 +108,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
         let shapes: Vec<_> = tensors.iter().map(|(_, data)| [data.len()]).collect();
-        save_safetensors(
-            &path,
-            tensors.iter().zip(&shapes).map(|((n, d), s)| (*n, &s[..], *d)),
-            &[],
-        )
-        .unwrap();
+        save_safetensors(&path, tensors.iter().zip(&shapes).map(|((n, d), s)| (*n, &s[..], *d)), &[])
+            .unwrap();
         let mut reader = WeightsReader::open(&path).unwrap();
         let layout = normalize(&mut reader)?;
         Ok((layout, reader.names().map(str::to_owned).collect()))
@@ -142,14 +122,8 @@ mod tests {
                 "encoder.encoder.block.11.module.layer.0.SelfAttention.q.weight",
                 "encoder.block.11.layer.0.SelfAttention.q.weight",
             ),
-            (
-                "encoder.encoder.final_layer_norm.weight",
-                "encoder.final_layer_norm.weight",
-            ),
-            (
-                "encoder.encoder.embed_tokens.weight",
-                "encoder.embed_tokens.weight",
-            ),
+            ("encoder.encoder.final_layer_norm.weight", "encoder.final_layer_norm.weight"),
+            ("encoder.encoder.embed_tokens.weight", "encoder.embed_tokens.weight"),
             (CROSS_ATTENTION_BIAS, CROSS_ATTENTION_BIAS),
             (SHARED, SHARED),
         ] {
@@ -164,21 +138,11 @@ mod tests {
         let plain = layout_of(&[(SHARED, &[1.0, 2.0])]).unwrap();
         assert_eq!(
             plain,
-            (
-                T5Layout {
-                    tied: true,
-                    fid: false,
-                    cross_attention_bias: false
-                },
-                vec![SHARED.to_owned()]
-            )
+            (T5Layout { tied: true, fid: false, cross_attention_bias: false }, vec![SHARED.to_owned()])
         );
-        let copy = layout_of(&[
-            (SHARED, &[1.0, 2.0]),
-            (LM_HEAD, &[1.0, 2.0]),
-            (CROSS_ATTENTION_BIAS, &[0.0]),
-        ])
-        .unwrap();
+        let copy =
+            layout_of(&[(SHARED, &[1.0, 2.0]), (LM_HEAD, &[1.0, 2.0]), (CROSS_ATTENTION_BIAS, &[0.0])])
+                .unwrap();
         assert!(copy.0.tied && copy.0.cross_attention_bias && !copy.1.contains(&LM_HEAD.to_owned()));
         let own = layout_of(&[(SHARED, &[0.0, 2.0]), (LM_HEAD, &[-0.0, 2.0])]).unwrap();
         assert!(!own.0.tied && own.1.contains(&LM_HEAD.to_owned()));
@@ -193,9 +157,8 @@ mod tests {
         .unwrap();
         assert!(layout.fid);
         assert_eq!(names, [SHARED]);
-        let error = layout_of(&[(SHARED, &[1.0]), ("decoder.embed_tokens.weight", &[1.5])])
-            .unwrap_err()
-            .to_string();
+        let error =
+            layout_of(&[(SHARED, &[1.0]), ("decoder.embed_tokens.weight", &[1.5])]).unwrap_err().to_string();
         assert!(
             error.contains("`decoder.embed_tokens.weight`") && error.contains("not supported"),
             "{error}"
@@ -207,11 +170,6 @@ mod tests {
             ("encoder.final_layer_norm.weight", &[1.0]),
             ("encoder.encoder.final_layer_norm.weight", &[1.0]),
         ];
-        assert!(
-            layout_of(&both)
-                .unwrap_err()
-                .to_string()
-                .contains("same parameter")
-        );
+        assert!(layout_of(&both).unwrap_err().to_string().contains("same parameter"));
     }
 }

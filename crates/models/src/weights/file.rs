@@ -135,18 +135,12 @@ impl DataFile {
         }
         let file = File::open(path).map_err(|e| WeightsError::io(path, "open", e))?;
         let len = metadata.len();
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            len,
-        })
+        Ok(Self { path: path.to_owned(), file, len })
     }
 
     /// Fills `buffer` from `offset` on.
     pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        self.file
-            .read_exact_at(buffer, offset)
-            .map_err(|e| WeightsError::io(&self.path, "read", e))
+        self.file.read_exact_at(buffer, offset).map_err(|e| WeightsError::io(&self.path, "read", e))
     }
 
     /// At most the first `limit` bytes.
@@ -158,10 +152,7 @@ impl DataFile {
 
     /// A hint for files that are known by their first bytes and are no weights.
     pub fn refuse_pointer_files(&self) -> Result<()> {
-        if self
-            .head(40)?
-            .starts_with(b"version https://git-lfs.github.com/spec")
-        {
+        if self.head(40)?.starts_with(b"version https://git-lfs.github.com/spec") {
             return Err(WeightsError::invalid(
                 &self.path,
                 "this is a Git LFS pointer and not the weights; run `git lfs pull` where it was cloned",
@@ -187,11 +178,7 @@ mod tests {
                 assert!(found.is_nan() || found == sign * f64::INFINITY);
                 continue;
             }
-            let (lead, power) = if exponent == 0 {
-                (0.0, -14)
-            } else {
-                (1.0, exponent - 15)
-            };
+            let (lead, power) = if exponent == 0 { (0.0, -14) } else { (1.0, exponent - 15) };
             let expected = sign * (lead + fraction / 1024.0) * 2f64.powi(power);
             assert_eq!(found.to_bits(), expected.to_bits(), "{half:#x}");
         }
@@ -205,17 +192,7 @@ mod tests {
         let wide: Vec<u8> = [0.1f64, -3.0].iter().flat_map(|v| v.to_le_bytes()).collect();
         Dtype::F64.decode(&wide, &mut out).unwrap();
         assert_eq!(out, [0.1, -3.0]);
-        assert!(
-            Dtype::F64
-                .decode(&1e300f64.to_le_bytes(), &mut out[..1])
-                .unwrap_err()
-                .contains("1e300")
-        );
-        assert!(
-            Dtype::from_safetensors("I64")
-                .decode(&[0; 8], &mut out[..1])
-                .unwrap_err()
-                .contains("I64")
-        );
+        assert!(Dtype::F64.decode(&1e300f64.to_le_bytes(), &mut out[..1]).unwrap_err().contains("1e300"));
+        assert!(Dtype::from_safetensors("I64").decode(&[0; 8], &mut out[..1]).unwrap_err().contains("I64"));
     }
 }

@@ -70,20 +70,15 @@ pub(super) fn open(path: &Path, reader: &mut WeightsReader) -> Result<()> {
         if opened.insert(shard.as_str()) {
             let shard_path = folder.join(shard);
             if !shard_path.exists() {
-                let what = format!(
-                    "its shard {} is missing; copy or download it again",
-                    shard_path.display()
-                );
+                let what =
+                    format!("its shard {} is missing; copy or download it again", shard_path.display());
                 return Err(WeightsError::tensor(path, name, what));
             }
             reader.add_file(&shard_path)?;
         }
     }
     for (name, shard) in &map {
-        let held_by = reader
-            .entries
-            .get(name)
-            .map(|e| &reader.sources[e.source].file.path);
+        let held_by = reader.entries.get(name).map(|e| &reader.sources[e.source].file.path);
         if held_by != Some(&folder.join(shard)) {
             let what = format!("the index says that it is in {shard}, but it is not");
             return Err(WeightsError::tensor(path, name, what));
@@ -102,18 +97,12 @@ pub(crate) fn shards(path: &Path) -> Result<BTreeSet<String>> {
 fn read(path: &Path) -> Result<Vec<(String, String)>> {
     let file = DataFile::open(path)?;
     if file.len > MAX_INDEX {
-        let what = format!(
-            "expected an index of at most {MAX_INDEX} bytes, found {}",
-            file.len
-        );
+        let what = format!("expected an index of at most {MAX_INDEX} bytes, found {}", file.len);
         return Err(WeightsError::invalid(path, what));
     }
     file.refuse_pointer_files()?;
     let index: Index = serde_json::from_slice(&file.head(MAX_INDEX)?).map_err(|e| {
-        WeightsError::invalid(
-            path,
-            format!("expected {{\"weight_map\": {{tensor: file}}}}: {e}"),
-        )
+        WeightsError::invalid(path, format!("expected {{\"weight_map\": {{tensor: file}}}}: {e}"))
     })?;
     let map = index.weight_map.0;
     if map.is_empty() {

@@ -65,16 +65,8 @@ impl WeightsReader {
     /// # Errors
     /// A missing, cut off, damaged or hostile file; see [`WeightsError`].
     pub fn open(path: &Path) -> Result<Self> {
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        let mut reader = Self {
-            path: path.to_owned(),
-            sources: Vec::new(),
-            entries: BTreeMap::new(),
-        };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut reader = Self { path: path.to_owned(), sources: Vec::new(), entries: BTreeMap::new() };
         if name.ends_with(".index.json") {
             index::open(path, &mut reader)?;
         } else {
@@ -222,14 +214,8 @@ impl WeightsReader {
 
     fn element_size(&self, entry: &Entry) -> Result<usize> {
         // Formats without a known size are refused by `decode` with the same words.
-        entry
-            .dtype
-            .decode(&[], &mut [])
-            .map_err(|what| self.error(entry, what))?;
-        entry
-            .dtype
-            .size()
-            .ok_or_else(|| self.error(entry, "its element size is unknown".to_owned()))
+        entry.dtype.decode(&[], &mut []).map_err(|what| self.error(entry, what))?;
+        entry.dtype.size().ok_or_else(|| self.error(entry, "its element size is unknown".to_owned()))
     }
 
     /// Reads elements `first..first + out.len()` of a row-major tensor.
@@ -240,10 +226,7 @@ impl WeightsReader {
         for part in out.chunks_mut(CHUNK / size) {
             let bytes = &mut buffer[..part.len() * size];
             self.sources[entry.source].file.read_at(offset, bytes)?;
-            entry
-                .dtype
-                .decode(bytes, part)
-                .map_err(|what| self.error(entry, what))?;
+            entry.dtype.decode(bytes, part).map_err(|what| self.error(entry, what))?;
             offset += bytes.len() as u64;
         }
         Ok(())
@@ -283,7 +266,5 @@ fn checked_numel(shape: &[usize]) -> Option<usize> {
     if shape.contains(&0) {
         return Some(0);
     }
-    shape
-        .iter()
-        .try_fold(1usize, |product, &n| product.checked_mul(n))
+    shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n))
 }

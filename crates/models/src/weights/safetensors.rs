@@ -58,9 +58,7 @@ pub(super) fn open(path: &Path) -> Result<(DataFile, Vec<Entry>)> {
         )));
     }
     if length > MAX_HEADER {
-        return Err(invalid(format!(
-            "expected a header of at most {MAX_HEADER} bytes, found {length}"
-        )));
+        return Err(invalid(format!("expected a header of at most {MAX_HEADER} bytes, found {length}")));
     }
     let mut header = vec![0; length as usize];
     file.read_at(8, &mut header)?;
@@ -69,12 +67,7 @@ pub(super) fn open(path: &Path) -> Result<(DataFile, Vec<Entry>)> {
     let (data_start, data_len) = (8 + length, file.len - 8 - length);
     let (mut entries, mut ranges) = (Vec::new(), Vec::new());
     for (name, value) in header.0 {
-        let Some(TensorHeader {
-            dtype,
-            shape,
-            data_offsets: (start, end),
-        }) = value
-        else {
+        let Some(TensorHeader { dtype, shape, data_offsets: (start, end) }) = value else {
             continue;
         };
         let error = |what: String| WeightsError::tensor(path, &name, what);
@@ -88,11 +81,7 @@ pub(super) fn open(path: &Path) -> Result<(DataFile, Vec<Entry>)> {
         if let Some(size) = dtype.size()
             && (numel as u64).checked_mul(size as u64) != Some(end - start)
         {
-            let what = format!(
-                "shape {shape:?} of {} does not fit its {} bytes",
-                dtype.name(),
-                end - start
-            );
+            let what = format!("shape {shape:?} of {} does not fit its {} bytes", dtype.name(), end - start);
             return Err(error(what));
         }
         ranges.push((start, end, entries.len()));
@@ -119,9 +108,7 @@ pub(super) fn open(path: &Path) -> Result<(DataFile, Vec<Entry>)> {
         covered = end;
     }
     if covered != data_len {
-        return Err(invalid(format!(
-            "the tensors end at byte {covered} of {data_len}; the file is damaged"
-        )));
+        return Err(invalid(format!("the tensors end at byte {covered} of {data_len}; the file is damaged")));
     }
     Ok((file, entries))
 }
@@ -140,19 +127,14 @@ pub fn save_safetensors<'a>(
     let tensors: Vec<_> = tensors.into_iter().collect();
     let mut header = serde_json::Map::new();
     if !metadata.is_empty() {
-        let pairs: serde_json::Map<_, _> = metadata
-            .iter()
-            .map(|(k, v)| ((*k).to_owned(), (*v).into()))
-            .collect();
+        let pairs: serde_json::Map<_, _> =
+            metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).into())).collect();
         header.insert("__metadata__".to_owned(), pairs.into());
     }
     let mut end = 0u64;
     for (name, shape, data) in &tensors {
         if checked_numel(shape) != Some(data.len()) {
-            let what = format!(
-                "expected as many numbers as shape {shape:?} has, found {}",
-                data.len()
-            );
+            let what = format!("expected as many numbers as shape {shape:?} has, found {}", data.len());
             return Err(WeightsError::tensor(path, name, what));
         }
         let start = end;

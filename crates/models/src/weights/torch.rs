@@ -60,16 +60,13 @@ impl ZipCheck {
         let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (archive, verified) = &mut *guard;
         if !verified.contains(&member) {
-            let mut data = archive
-                .by_index(member)
-                .map_err(|e| format!("its part of the archive is damaged: {e}"))?;
+            let mut data =
+                archive.by_index(member).map_err(|e| format!("its part of the archive is damaged: {e}"))?;
             let expected = data.size();
             let read = io::copy(&mut data, &mut io::sink())
                 .map_err(|e| format!("its part of the archive is damaged: {e}"))?;
             if read != expected {
-                return Err(format!(
-                    "its part of the archive has {read} bytes, expected {expected}"
-                ));
+                return Err(format!("its part of the archive has {read} bytes, expected {expected}"));
             }
             verified.insert(member);
         }
@@ -81,10 +78,7 @@ fn open_zip(file: DataFile) -> Result<(Source, Vec<Entry>)> {
     let path = &file.path;
     let invalid = |what: String| WeightsError::invalid(path, what);
     let damaged = |e| invalid(format!("the zip archive is damaged or cut off: {e}"));
-    let handle = file
-        .file
-        .try_clone()
-        .map_err(|e| WeightsError::io(path, "open", e))?;
+    let handle = file.file.try_clone().map_err(|e| WeightsError::io(path, "open", e))?;
     let mut archive = ZipArchive::new(BufReader::new(handle)).map_err(damaged)?;
     let mut members = BTreeMap::new();
     for i in 0..archive.len() {
@@ -92,9 +86,7 @@ fn open_zip(file: DataFile) -> Result<(Source, Vec<Entry>)> {
         let name = member.name().map_err(damaged)?.into_owned();
         let (offset, size) = (member.data_start(), member.size());
         let stored = member.compression() == CompressionMethod::Stored && !member.encrypted();
-        let inside = offset
-            .and_then(|o| o.checked_add(size))
-            .is_some_and(|end| end <= file.len);
+        let inside = offset.and_then(|o| o.checked_add(size)).is_some_and(|end| end <= file.len);
         if !stored || !inside || member.compressed_size() != size {
             return Err(invalid(format!(
                 "member `{name}` is compressed, encrypted or not inside the file; torch writes none of these"
@@ -102,10 +94,7 @@ fn open_zip(file: DataFile) -> Result<(Source, Vec<Entry>)> {
         }
         members.insert(name, (i, offset.unwrap_or(0), size));
     }
-    let pickles: Vec<&String> = members
-        .keys()
-        .filter(|name| name.ends_with("/data.pkl"))
-        .collect();
+    let pickles: Vec<&String> = members.keys().filter(|name| name.ends_with("/data.pkl")).collect();
     let [pickle_name] = pickles[..] else {
         let what = format!(
             "expected one `data.pkl` in the zip archive, found {}; not saved by torch",
@@ -119,9 +108,7 @@ fn open_zip(file: DataFile) -> Result<(Source, Vec<Entry>)> {
             return Ok(None);
         };
         if size > limit {
-            return Err(invalid(format!(
-                "expected at most {limit} bytes in `{name}`, found {size}"
-            )));
+            return Err(invalid(format!("expected at most {limit} bytes in `{name}`, found {size}")));
         }
         let mut bytes = Vec::with_capacity(size as usize);
         let mut member = archive.by_index(i).map_err(damaged)?;
@@ -138,13 +125,11 @@ fn open_zip(file: DataFile) -> Result<(Source, Vec<Entry>)> {
     let bytes = small("data.pkl", MAX_PICKLE)?.unwrap_or_default();
     let pickle = Pickle::load(&bytes).map_err(|e| pickle_error(path, e))?;
     let entries = entries(path, &pickle, |key| {
-        members
-            .get(&format!("{prefix}data/{key}"))
-            .map(|&(i, offset, bytes)| Storage {
-                offset,
-                bytes,
-                member: Some(i),
-            })
+        members.get(&format!("{prefix}data/{key}")).map(|&(i, offset, bytes)| Storage {
+            offset,
+            bytes,
+            member: Some(i),
+        })
     })?;
     let zip = Some(ZipCheck(Mutex::new((archive, BTreeSet::new()))));
     Ok((Source { file, zip }, entries))
@@ -193,9 +178,7 @@ fn open_legacy(file: DataFile) -> Result<(Source, Vec<Entry>)> {
     let mut offset = at as u64;
     for key in keys {
         let Some(size) = sizes.get(key).and_then(|dtype| dtype.size()) else {
-            return Err(invalid(format!(
-                "storage {key} belongs to no tensor, so its size is unknown"
-            )));
+            return Err(invalid(format!("storage {key} belongs to no tensor, so its size is unknown")));
         };
         if file.len - offset < 8 {
             return Err(invalid(format!("storage {key} is missing; the file is cut off")));
@@ -209,52 +192,33 @@ fn open_legacy(file: DataFile) -> Result<(Source, Vec<Entry>)> {
                 "storage {key} does not fit into the {left} bytes left; the file is cut off"
             )));
         };
-        let storage = Storage {
-            offset: offset + 8,
-            bytes,
-            member: None,
-        };
+        let storage = Storage { offset: offset + 8, bytes, member: None };
         if storages.insert(key, storage).is_some() {
             return Err(invalid(format!("storage {key} is there twice")));
         }
         offset += 8 + bytes;
     }
     if offset != file.len {
-        return Err(invalid(format!(
-            "{} bytes follow the last storage; expected none",
-            file.len - offset
-        )));
+        return Err(invalid(format!("{} bytes follow the last storage; expected none", file.len - offset)));
     }
     let entries = entries(path, &pickle, |key| {
-        storages.get(key).map(|s| Storage {
-            offset: s.offset,
-            bytes: s.bytes,
-            member: None,
-        })
+        storages.get(key).map(|s| Storage { offset: s.offset, bytes: s.bytes, member: None })
     })?;
     Ok((Source { file, zip: None }, entries))
 }
 
 fn shift(error: PickleError, by: usize) -> PickleError {
     match error {
-        PickleError::Refused { global, position } => PickleError::Refused {
-            global,
-            position: position + by,
-        },
-        PickleError::Invalid { what, position } => PickleError::Invalid {
-            what,
-            position: position + by,
-        },
+        PickleError::Refused { global, position } => PickleError::Refused { global, position: position + by },
+        PickleError::Invalid { what, position } => PickleError::Invalid { what, position: position + by },
     }
 }
 
 fn pickle_error(path: &Path, error: PickleError) -> WeightsError {
     match error {
-        PickleError::Refused { global, position } => WeightsError::Refused {
-            path: path.to_owned(),
-            global,
-            position,
-        },
+        PickleError::Refused { global, position } => {
+            WeightsError::Refused { path: path.to_owned(), global, position }
+        }
         PickleError::Invalid { what, position } => {
             WeightsError::invalid(path, format!("byte {position} of the pickle: {what}"))
         }
@@ -263,9 +227,7 @@ fn pickle_error(path: &Path, error: PickleError) -> WeightsError {
 
 /// Checks every tensor's view against its storage.
 fn entries(path: &Path, pickle: &Pickle, find: impl Fn(&str) -> Option<Storage>) -> Result<Vec<Entry>> {
-    let tensors = pickle
-        .tensors()
-        .map_err(|what| WeightsError::invalid(path, what))?;
+    let tensors = pickle.tensors().map_err(|what| WeightsError::invalid(path, what))?;
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
         entries.push(entry(name, tensor, &find).map_err(|what| WeightsError::tensor(path, name, what))?);
@@ -278,12 +240,7 @@ fn entry(
     tensor: &TensorRef,
     find: impl Fn(&str) -> Option<Storage>,
 ) -> std::result::Result<Entry, String> {
-    let TensorRef {
-        storage,
-        offset,
-        shape,
-        strides,
-    } = tensor;
+    let TensorRef { storage, offset, shape, strides } = tensor;
     let found = find(storage.key).ok_or_else(|| format!("its storage {} is not in the file", storage.key))?;
     let size = storage.dtype.size().ok_or("its element size is unknown")?;
     if (storage.numel as u64).checked_mul(size as u64) != Some(found.bytes) {
@@ -304,10 +261,7 @@ fn entry(
         last = last.saturating_sub(1);
     } else {
         for (&n, &stride) in shape.iter().zip(strides) {
-            last = (n - 1)
-                .checked_mul(stride)
-                .and_then(|span| last.checked_add(span))
-                .ok_or_else(outside)?;
+            last = (n - 1).checked_mul(stride).and_then(|span| last.checked_add(span)).ok_or_else(outside)?;
         }
     }
     // An expanded view (stride 0) can claim more elements than the file has: nothing may be allocated on its word.

@@ -6,10 +6,7 @@ use crate::weights::file::Dtype;
 
 impl<'a> Machine<'a> {
     pub fn refuse<T>(&self, global: String) -> Step<T> {
-        Err(PickleError::Refused {
-            global,
-            position: self.start,
-        })
+        Err(PickleError::Refused { global, position: self.start })
     }
 
     pub fn global(&self, module: &str, name: &str) -> Step<Global> {
@@ -32,12 +29,7 @@ impl<'a> Machine<'a> {
             return self.invalid("a call whose arguments are no tuple");
         };
         // The largest thing that each of the calls below copies.
-        let copied = args
-            .iter()
-            .take(8)
-            .map(|&id| self.values[id].elements())
-            .max()
-            .unwrap_or(0);
+        let copied = args.iter().take(8).map(|&id| self.values[id].elements()).max().unwrap_or(0);
         let args: Vec<Id> = args.iter().take(8).copied().collect();
         self.copy(copied)?;
         let args: Vec<&Value> = args.iter().map(|&id| &self.values[id]).collect();
@@ -72,12 +64,7 @@ impl<'a> Machine<'a> {
                     if shape.len() != strides.len() {
                         return self.invalid(format!("shape {shape:?} with strides {strides:?}"));
                     }
-                    Value::Tensor(TensorRef {
-                        storage: storage.clone(),
-                        offset,
-                        shape,
-                        strides,
-                    })
+                    Value::Tensor(TensorRef { storage: storage.clone(), offset, shape, strides })
                 }
                 _ => {
                     return self.invalid(
@@ -137,11 +124,7 @@ impl<'a> Machine<'a> {
                 Value::None,
             ] => {
                 let dtype = Dtype::from_safetensors(STORAGES[*class].1);
-                Ok(StorageRef {
-                    key,
-                    dtype,
-                    numel: self.count(*numel, "size of a storage")?,
-                })
+                Ok(StorageRef { key, dtype, numel: self.count(*numel, "size of a storage")? })
             }
             _ => self.invalid("a persistent id other than (\"storage\", class, key, device, size)"),
         }

@@ -27,31 +27,17 @@ pub(super) type Step<T> = Result<T, PickleError>;
 impl<'a> Machine<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
         let (values, stack, marks, memo) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
-        Self {
-            bytes,
-            at: 0,
-            start: 0,
-            values,
-            stack,
-            marks,
-            memo,
-            copied: 0,
-        }
+        Self { bytes, at: 0, start: 0, values, stack, marks, memo, copied: 0 }
     }
 
     pub fn invalid<T>(&self, what: impl Into<String>) -> Step<T> {
-        Err(PickleError::Invalid {
-            what: what.into(),
-            position: self.start,
-        })
+        Err(PickleError::Invalid { what: what.into(), position: self.start })
     }
 
     fn take(&mut self, n: u64) -> Step<&'a [u8]> {
         let left = self.bytes.len() - self.at;
         if n > left as u64 {
-            return self.invalid(format!(
-                "{n} more bytes expected, found {left}; the file is cut off"
-            ));
+            return self.invalid(format!("{n} more bytes expected, found {left}; the file is cut off"));
         }
         let taken = &self.bytes[self.at..self.at + n as usize];
         self.at += n as usize;
@@ -60,11 +46,7 @@ impl<'a> Machine<'a> {
 
     /// An unsigned little-endian integer of `n` <= 8 bytes.
     fn uint(&mut self, n: u64) -> Step<u64> {
-        Ok(self
-            .take(n)?
-            .iter()
-            .rev()
-            .fold(0, |value, &b| value << 8 | u64::from(b)))
+        Ok(self.take(n)?.iter().rev().fold(0, |value, &b| value << 8 | u64::from(b)))
     }
 
     fn line(&mut self) -> Step<&'a str> {
@@ -300,9 +282,8 @@ impl<'a> Machine<'a> {
                     } else {
                         format!("{op:#04x}")
                     };
-                    return self.invalid(format!(
-                        "operation {shown}, which no dict of tensors needs; refused"
-                    ));
+                    return self
+                        .invalid(format!("operation {shown}, which no dict of tensors needs; refused"));
                 }
             }
         }

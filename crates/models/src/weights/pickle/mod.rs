@@ -107,11 +107,7 @@ impl<'a> Pickle<'a> {
     pub fn load(bytes: &'a [u8]) -> Result<Self, PickleError> {
         let mut machine = Machine::new(bytes);
         let top = machine.run()?;
-        Ok(Self {
-            values: machine.values,
-            top,
-            consumed: machine.at,
-        })
+        Ok(Self { values: machine.values, top, consumed: machine.at })
     }
 
     /// The whole pickle as an integer of 64 bits.
@@ -135,16 +131,7 @@ impl<'a> Pickle<'a> {
         let Value::List(items) = &self.values[self.top] else {
             return None;
         };
-        items
-            .iter()
-            .map(|&id| {
-                if let Value::Str(s) = self.values[id] {
-                    Some(s)
-                } else {
-                    None
-                }
-            })
-            .collect()
+        items.iter().map(|&id| if let Value::Str(s) = self.values[id] { Some(s) } else { None }).collect()
     }
 
     /// A boolean under `name`, where the whole pickle is a dict.
@@ -152,12 +139,10 @@ impl<'a> Pickle<'a> {
         let Value::Dict(pairs) = &self.values[self.top] else {
             return None;
         };
-        pairs
-            .iter()
-            .find_map(|&(key, value)| match (&self.values[key], &self.values[value]) {
-                (Value::Str(key), Value::Bool(value)) if *key == name => Some(*value),
-                _ => None,
-            })
+        pairs.iter().find_map(|&(key, value)| match (&self.values[key], &self.values[value]) {
+            (Value::Str(key), Value::Bool(value)) if *key == name => Some(*value),
+            _ => None,
+        })
     }
 
     /// The whole pickle as a dict of tensors, in file order.
@@ -166,10 +151,7 @@ impl<'a> Pickle<'a> {
     /// A sentence on what is not a tensor.
     pub fn tensors(&self) -> Result<Vec<(&'a str, &TensorRef<'a>)>, String> {
         let Value::Dict(pairs) = &self.values[self.top] else {
-            return Err(format!(
-                "expected a dict of tensors, found {}",
-                self.values[self.top].kind()
-            ));
+            return Err(format!("expected a dict of tensors, found {}", self.values[self.top].kind()));
         };
         let mut tensors = Vec::with_capacity(pairs.len());
         for &(key, value) in pairs {
@@ -182,16 +164,10 @@ impl<'a> Pickle<'a> {
                     ));
                 }
                 (Value::Str(name), other) => {
-                    return Err(format!(
-                        "expected a tensor under `{name}`, found {}",
-                        other.kind()
-                    ));
+                    return Err(format!("expected a tensor under `{name}`, found {}", other.kind()));
                 }
                 (other, _) => {
-                    return Err(format!(
-                        "expected names of tensors, found {} as a key",
-                        other.kind()
-                    ));
+                    return Err(format!("expected names of tensors, found {} as a key", other.kind()));
                 }
             }
         }
