@@ -42,12 +42,16 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// A buffer of `len` elements of unspecified (but initialised) content; the smallest free block that is at most a quarter too large, or a new one.
+    /// A buffer of `len` elements of unspecified (but initialised) content: the smallest free block that is at most twice
+    /// as large, or a new one. Sizes are rounded up to an eighth of their power of two, so that batches of similar
+    /// lengths use each other's blocks; pages that nobody touched cost no memory.
     pub(super) fn take(pool: &Arc<Pool>, len: usize) -> Buffer {
-        let want = len.next_multiple_of(ALIGN / size_of::<f32>()).max(ALIGN / size_of::<f32>());
+        let line = ALIGN / size_of::<f32>();
+        let step = (len.max(1).next_power_of_two() / 16).max(line);
+        let want = len.max(1).next_multiple_of(step);
         let mut free = pool.free.lock().expect("no panic while the lock is held");
         let fit = (0..free.1.len())
-            .filter(|&i| (want..=want + want / 4).contains(&free.1[i].1.capacity))
+            .filter(|&i| (want..=2 * want).contains(&free.1[i].1.capacity))
             .min_by_key(|&i| free.1[i].1.capacity);
         let block = match fit {
             Some(i) => free.1.swap_remove(i).1,

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use serde_json::{Map, Value};
 use tercio_engine::random::{key_of_name, normal};
 use tercio_engine::{Arena, Device};
@@ -91,7 +92,7 @@ impl Initialization {
                 };
                 let deviation = c.initializer_factor * libm::sqrt(variance);
                 let key = key_of_name(self.seed, &spec.name);
-                (0..spec.place.len() as u64).map(|i| (deviation * normal(key, i)) as f32).collect()
+                (0..spec.place.len() as u64).into_par_iter().map(|i| (deviation * normal(key, i)) as f32).collect()
             };
             device.write(parameters.view_mut(spec.place), &values);
         }
