@@ -16,9 +16,9 @@ use super::lanes::{Isa, Lanes};
 use crate::device::Matrix;
 
 /// Depth of a packed block.
-const KC: usize = 192;
+const KC: usize = 384;
 /// Rows of a packed block of the left operand, about.
-const MC: usize = 336;
+const MC: usize = 168;
 /// Below this many multiply-adds a product runs on the calling thread.
 const SERIAL: usize = 1 << 17;
 
