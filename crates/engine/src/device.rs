@@ -308,6 +308,63 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
         dbias: Option<ViewMut<'_, Self>>,
     );
 
+    /// Products of single heads: `y_h = x_h W_h`, from `[rows, heads * dim]` to `[rows, heads * width]`, where `weight` holds
+    /// `W_h`, `dim x width`, one under the other.
+    fn heads_expand(
+        &self,
+        x: View<'_, Self>,
+        weight: View<'_, Self>,
+        heads: usize,
+        width: usize,
+        y: ViewMut<'_, Self>,
+    );
+    /// The way back, `y_h = x_h W_h^T`: from `[rows, heads * width]` to `[rows, heads * dim]`.
+    fn heads_reduce(
+        &self,
+        x: View<'_, Self>,
+        weight: View<'_, Self>,
+        heads: usize,
+        width: usize,
+        y: ViewMut<'_, Self>,
+    );
+    /// `dW_h += x_h^T c_h`, `x` of `[rows, heads * dim]`, `c` of `[rows, heads * width]`.
+    fn heads_gradient(
+        &self,
+        x: View<'_, Self>,
+        c: View<'_, Self>,
+        heads: usize,
+        width: usize,
+        dweight: ViewMut<'_, Self>,
+    );
+    /// Attention over hidden states: `c = dropout(softmax(scale u states^T + bias)) states` for every head of every query
+    /// row, `u` and `c` of `[query tokens, heads * width]`, `states` of `[key tokens, width]`; `log_sum` as in
+    /// [`Device::attention`]. `shape.head_dim` is not used.
+    fn state_attention(
+        &self,
+        u: View<'_, Self>,
+        states: View<'_, Self>,
+        width: usize,
+        bias: Option<View<'_, Self>>,
+        shape: &AttentionShape,
+        c: ViewMut<'_, Self>,
+        log_sum: ViewMut<'_, Self>,
+    );
+    /// Backward of [`Device::state_attention`]: `du = ...`, `dstates += ...`, `dbias += ...`.
+    fn state_attention_backward(
+        &self,
+        u: View<'_, Self>,
+        states: View<'_, Self>,
+        width: usize,
+        bias: Option<View<'_, Self>>,
+        shape: &AttentionShape,
+        c: View<'_, Self>,
+        log_sum: View<'_, Self>,
+        dc: View<'_, Self>,
+        du: ViewMut<'_, Self>,
+        dstates: ViewMut<'_, Self>,
+        dbias: Option<ViewMut<'_, Self>>,
+    );
+
     /// Per row of `logits` (`[labels.len(), classes]`): the cross-entropy of its label into `losses`, log of the sum of exponentials into `log_sum`.
     fn cross_entropy(
         &self,

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::cases::{Sizes, cases};
+use common::cases::{Sizes, cases, state_attentions};
 use common::{Case, How, Op, Outcome};
 use tercio_engine::cpu::Isa;
 use tercio_engine::random::key;
@@ -204,4 +204,17 @@ fn recomputation_gives_the_same_bits() {
         }
     }
     assert_eq!(seen, 4);
+}
+
+/// On the reference to its precision: attention over states is attention with keys and values.
+#[test]
+fn attention_over_states_is_cross_attention() {
+    let sizes: Vec<Sizes> = ragged().into_iter().chain([small()]).collect();
+    for s in &sizes {
+        for (states, plain) in state_attentions(s, false).iter().zip(state_attentions(s, true)) {
+            let how = How::default();
+            let (got, want) = (states.run(&Reference, how), plain.run(&Reference, how));
+            compare(&states.name, &got, &want, 1e-11, 1e-12);
+        }
+    }
 }

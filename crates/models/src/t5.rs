@@ -19,6 +19,9 @@ pub use weights::{Initialization, LoadedT5, T5Error, save};
 
 struct Attention {
     query: Param,
+    key: Param,
+    value: Param,
+    /// Key and value as one matrix.
     key_value: Param,
     /// Query, key and value as one matrix (self-attention).
     fused: Param,
@@ -110,7 +113,18 @@ impl T5 {
             let layer = prefix.rsplit_once('.').expect("a dotted name").0;
             let norm = layout.add(format!("{layer}.layer_norm.weight"), &[d]);
             let key_value = Param::adjacent(&[k, v]);
-            (Attention { query: q, key_value, fused: Param::adjacent(&[q, k, v]), output, norm }, bias)
+            (
+                Attention {
+                    query: q,
+                    key: k,
+                    value: v,
+                    key_value,
+                    fused: Param::adjacent(&[q, k, v]),
+                    output,
+                    norm,
+                },
+                bias,
+            )
         };
         let feed_forward = |layout: &mut Layout, layer: String| {
             let name = |part: &str| format!("{layer}.DenseReluDense.{part}.weight");
@@ -234,6 +248,7 @@ impl T5 {
         let own = Rc::new(self.shape(t.spans, t.spans, true, Some(&self.decoder_buckets)));
         let buckets = self.cross_buckets(t.key_positions.clone());
         let cross = self.shape(t.spans, t.keys, false, buckets.as_ref());
+        let few = self.config.attends_to_states(t.spans, t.keys);
         let drop = tape.dropout(SITE_DECODER + EMBEDDING, p);
         let mut y = tape.embedding(self.shared, t.inputs, drop);
         for (i, layer) in self.decoder.iter().enumerate() {
@@ -241,9 +256,15 @@ impl T5 {
             y = self.self_attention(tape, &layer.attention, self.decoder_bias, &y, &own, site);
             let query =
                 tape.norm_linear(&y, layer.cross.norm, self.config.layer_norm_epsilon, layer.cross.query);
-            let key_value = tape.linear(encoded, layer.cross.key_value);
             let shape = AttentionShape { dropout: tape.dropout(site + CROSS, p), ..cross.clone() };
-            let a = tape.cross_attention(&query, &key_value, self.cross_bias, &Rc::new(shape));
+            let shape = Rc::new(shape);
+            let a = if few {
+                let (key, value) = (layer.cross.key, layer.cross.value);
+                tape.state_attention(&query, encoded, key, value, self.cross_bias, &shape)
+            } else {
+                let key_value = tape.linear(encoded, layer.cross.key_value);
+                tape.cross_attention(&query, &key_value, self.cross_bias, &shape)
+            };
             let drop = tape.dropout(site + CROSS_OUT, p);
             y = tape.linear_residual(&a, layer.cross.output, &y, drop);
             y = self.feed_forward(tape, &layer.feed_forward, &y, site);

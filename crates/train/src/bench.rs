@@ -9,15 +9,16 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use tercio_data::shuffle::UpdateExamples;
 use tercio_data::{PackedReaderBatch, Questions, ReaderEncoding, Tokenizer};
-use tercio_engine::{Arena, Device, Draw, Layout, Tensor};
-use tercio_models::t5::{Initialization, LoadedT5, T5Config};
+use tercio_engine::{Arena, Device, Draw, Layout, Span, Tensor};
+use tercio_models::t5::T5Config;
 
 use crate::error::TrainError;
 use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize};
 use crate::objectives::reader::ReaderObjective;
 use crate::options::{BatchPlan, Optim, OptimOptions, Scheduler};
-use crate::predict::Predictor;
+use crate::predict::{Predictor, question_spans};
 use crate::run::memory;
+use crate::setup::{check_vocabulary, random_model};
 use crate::step::{Stepper, TrainState};
 
 /// Tokens of every generated answer, the start token counted; the end token is not taken before.
@@ -108,10 +109,7 @@ pub fn bench_reader<D: Device>(
     cache: &Path,
 ) -> Result<BenchReport, TrainError> {
     let o = options;
-    let vocabulary = o.config.vocab_size;
-    if tokenizer.vocab_size() > vocabulary {
-        return Err(TrainError::Vocabulary { tokenizer: tokenizer.vocab_size(), model: vocabulary });
-    }
+    check_vocabulary(&tokenizer, &o.config)?;
     let encoding = ReaderEncoding {
         text_maxlength: o.text_maxlength,
         answer_maxlength: None,
@@ -126,7 +124,7 @@ pub fn bench_reader<D: Device>(
         (0..different).map(|i| encode(&questions, &tokenizer, &encoding, o, i)).collect::<Result<_, _>>()?;
     let mut config = o.config.clone();
     config.dropout_rate = 0.1;
-    let loaded = LoadedT5::random(config, Initialization { seed: 0 }, device);
+    let loaded = random_model(config, 0, device)?;
     let objective = Encoded {
         reader: ReaderObjective {
             model: loaded.model,
@@ -196,7 +194,7 @@ fn encode(
         .map(|&row| {
             let question = questions.get(row)?;
             if question.ctxs.len() < o.passages {
-                return Err(TrainError::Options(format!(
+                return Err(TrainError::Unusable(format!(
                     "{}: item {row} has {} passages, --passages asks for {}",
                     o.input.display(),
                     question.ctxs.len(),
@@ -340,17 +338,17 @@ pub fn product_flops(c: &T5Config, batch: &PackedReaderBatch, mode: BenchMode, r
     match mode {
         BenchMode::Train => {
             let targets = batch.targets.len() as f64;
-            let attended: f64 = batch
-                .target_offsets
-                .windows(2)
-                .zip(batch.question_sequences.windows(2))
-                .map(|(t, s)| {
-                    let n = f64::from(t[1] - t[0]);
-                    let keys = batch.offsets[s[1] as usize] - batch.offsets[s[0] as usize];
-                    n * (n + 1.0) / 2.0 + n * f64::from(keys)
-                })
-                .sum();
-            let decoder = cross_keys + targets * token + layers * 4.0 * attended * inner;
+            let (queries, keys) = (Span::from_offsets(&batch.target_offsets), question_spans(batch));
+            let spans = || queries.iter().zip(&keys).map(|(q, k)| (q.len() as f64, k.len() as f64));
+            let own_pairs: f64 = spans().map(|(n, _)| n * (n + 1.0) / 2.0).sum();
+            let cross_pairs: f64 = spans().map(|(n, k)| n * k).sum();
+            let cross = if c.attends_to_states(&queries, &keys) {
+                // Two products forward, five backward; divided by the three below.
+                7.0 / 3.0 * 2.0 * cross_pairs * c.num_heads as f64 * d
+            } else {
+                tokens * 2.0 * d * 2.0 * inner + 4.0 * cross_pairs * inner
+            };
+            let decoder = layers * cross + targets * token + layers * 4.0 * own_pairs * inner;
             3.0 * (encoder + decoder) + if recompute { encoder } else { 0.0 }
         }
         BenchMode::Generate => {

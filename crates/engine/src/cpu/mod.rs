@@ -14,6 +14,7 @@ mod norm;
 mod optimizer;
 mod pool;
 mod product;
+mod state_attention;
 
 use std::sync::Arc;
 
@@ -245,6 +246,79 @@ impl Device for Cpu {
             log_sum.slice(),
             dy.slice(),
             dx,
+            dbias.map(ViewMut::slice),
+        );
+    }
+    fn heads_expand(
+        &self,
+        x: View<'_, Self>,
+        weight: View<'_, Self>,
+        heads: usize,
+        width: usize,
+        y: ViewMut<'_, Self>,
+    ) {
+        state_attention::expand(self.isa, x.slice(), weight.slice(), heads, width, y.slice());
+    }
+    fn heads_reduce(
+        &self,
+        x: View<'_, Self>,
+        weight: View<'_, Self>,
+        heads: usize,
+        width: usize,
+        y: ViewMut<'_, Self>,
+    ) {
+        state_attention::reduce(self.isa, x.slice(), weight.slice(), heads, width, y.slice());
+    }
+    fn heads_gradient(
+        &self,
+        x: View<'_, Self>,
+        c: View<'_, Self>,
+        heads: usize,
+        width: usize,
+        dweight: ViewMut<'_, Self>,
+    ) {
+        state_attention::weight_gradient(self.isa, x.slice(), c.slice(), heads, width, dweight.slice());
+    }
+    fn state_attention(
+        &self,
+        u: View<'_, Self>,
+        states: View<'_, Self>,
+        width: usize,
+        bias: Option<View<'_, Self>>,
+        shape: &AttentionShape,
+        c: ViewMut<'_, Self>,
+        log_sum: ViewMut<'_, Self>,
+    ) {
+        let bias = bias.map(View::slice);
+        let (u, states) = (u.slice(), states.slice());
+        state_attention::forward(self.isa, u, states, width, bias, shape, c.slice(), log_sum.slice());
+    }
+    fn state_attention_backward(
+        &self,
+        u: View<'_, Self>,
+        states: View<'_, Self>,
+        width: usize,
+        bias: Option<View<'_, Self>>,
+        shape: &AttentionShape,
+        c: View<'_, Self>,
+        log_sum: View<'_, Self>,
+        dc: View<'_, Self>,
+        du: ViewMut<'_, Self>,
+        dstates: ViewMut<'_, Self>,
+        dbias: Option<ViewMut<'_, Self>>,
+    ) {
+        state_attention::backward(
+            self.isa,
+            u.slice(),
+            states.slice(),
+            width,
+            bias.map(View::slice),
+            shape,
+            c.slice(),
+            log_sum.slice(),
+            dc.slice(),
+            du.slice(),
+            dstates.slice(),
             dbias.map(ViewMut::slice),
         );
     }

@@ -9,3 +9,4 @@ pub mod inject;
 pub mod linear;
 pub mod norm;
 pub mod residual;
+pub mod state_attention;

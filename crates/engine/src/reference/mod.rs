@@ -3,6 +3,7 @@
 
 mod attention;
 mod rows;
+mod state_attention;
 
 use crate::device::*;
 use crate::random::Dropout;
@@ -212,6 +213,76 @@ impl Device for Reference {
         dbias: Option<ViewMut<'_, Self>>,
     ) {
         attention::backward(x, bias.map(|b| b.slice()), shape, dy.slice(), dx, dbias.map(|b| b.slice()));
+    }
+    fn heads_expand(
+        &self,
+        x: View<'_, Self>,
+        weight: View<'_, Self>,
+        heads: usize,
+        width: usize,
+        y: ViewMut<'_, Self>,
+    ) {
+        state_attention::heads_product(x.slice(), weight.slice(), heads, width, false, y.slice());
+    }
+    fn heads_reduce(
+        &self,
+        x: View<'_, Self>,
+        weight: View<'_, Self>,
+        heads: usize,
+        width: usize,
+        y: ViewMut<'_, Self>,
+    ) {
+        state_attention::heads_product(x.slice(), weight.slice(), heads, width, true, y.slice());
+    }
+    fn heads_gradient(
+        &self,
+        x: View<'_, Self>,
+        c: View<'_, Self>,
+        heads: usize,
+        width: usize,
+        dweight: ViewMut<'_, Self>,
+    ) {
+        state_attention::heads_gradient(x.slice(), c.slice(), heads, width, dweight.slice());
+    }
+    fn state_attention(
+        &self,
+        u: View<'_, Self>,
+        states: View<'_, Self>,
+        width: usize,
+        bias: Option<View<'_, Self>>,
+        shape: &AttentionShape,
+        c: ViewMut<'_, Self>,
+        log_sum: ViewMut<'_, Self>,
+    ) {
+        let bias = bias.map(|b| b.slice());
+        let (u, states) = (u.slice(), states.slice());
+        state_attention::forward(u, states, width, bias, shape, c.slice(), log_sum.slice());
+    }
+    fn state_attention_backward(
+        &self,
+        u: View<'_, Self>,
+        states: View<'_, Self>,
+        width: usize,
+        bias: Option<View<'_, Self>>,
+        shape: &AttentionShape,
+        _: View<'_, Self>,
+        _: View<'_, Self>,
+        dc: View<'_, Self>,
+        du: ViewMut<'_, Self>,
+        dstates: ViewMut<'_, Self>,
+        dbias: Option<ViewMut<'_, Self>>,
+    ) {
+        state_attention::backward(
+            u.slice(),
+            states.slice(),
+            width,
+            bias.map(|b| b.slice()),
+            shape,
+            dc.slice(),
+            du.slice(),
+            dstates.slice(),
+            dbias.map(|b| b.slice()),
+        );
     }
     fn cross_entropy(
         &self,

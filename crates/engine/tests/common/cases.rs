@@ -127,6 +127,39 @@ fn attentions(s: &Sizes) -> Vec<(String, Op, bool)> {
     ]
 }
 
+/// Attention over hidden states at these sizes, or the same mathematics with keys and values.
+pub fn state_attentions(s: &Sizes, plain: bool) -> Vec<Case> {
+    let cross = cross_shape(s);
+    let inner = s.heads * s.head_dim;
+    let rows = |spans: &[Span]| spans.last().map_or(0, |s| s.end as usize);
+    let drop = Dropout::new(key(&[s.seed, 5]), 0.3);
+    let placed = buckets(Some(positions(&cross.keys)));
+    let scale = 1.0 / (s.head_dim as f64).sqrt();
+    let shapes = [
+        ("", AttentionShape { scale, ..cross.clone() }),
+        (", dropout", AttentionShape { scale, dropout: drop, ..cross.clone() }),
+        (", bias", AttentionShape { scale, buckets: buckets(None), first_query: 2, ..cross.clone() }),
+        (
+            ", bias by key positions, dropout",
+            AttentionShape { scale, buckets: placed, dropout: drop, ..cross.clone() },
+        ),
+    ];
+    let case = |(i, (name, shape)): (usize, (&str, AttentionShape))| {
+        let mut parameters = vec![(inner, s.width); 2];
+        parameters.extend(shape.buckets.is_some().then_some((BUCKETS, s.heads)));
+        let inputs = vec![(rows(&shape.queries), inner), (rows(&shape.keys), s.width)];
+        let name = format!("attention over states{name}, width {}, {} x {}", s.width, s.heads, s.head_dim);
+        Case {
+            name,
+            op: Op::StateAttention { shape, plain },
+            parameters,
+            inputs,
+            seed: key(&[s.seed, 50, i as u64]),
+        }
+    };
+    shapes.into_iter().enumerate().map(case).collect()
+}
+
 /// Every operation at these sizes.
 pub fn cases(s: &Sizes) -> Vec<Case> {
     let (rows, width, inner) = (s.rows, s.width, s.heads * s.head_dim);
@@ -167,6 +200,14 @@ pub fn cases(s: &Sizes) -> Vec<Case> {
         };
         add(name, op, if bias { vec![(BUCKETS, s.heads)] } else { vec![] }, inputs);
     }
+    for case in state_attentions(s, false) {
+        cases.push(case);
+    }
+    let mut add = |name: String, op: Op, parameters: Vec<(usize, usize)>, inputs: Vec<(usize, usize)>| {
+        let seed = key(&[s.seed, cases.len() as u64]);
+        let name = format!("{name}, rows {rows}, width {width}, {} x {}", s.heads, s.head_dim);
+        cases.push(Case { name, op, parameters, inputs, seed });
+    };
     // More rows than a block of logits, so that blocks meet.
     let many = rows.max(tercio_engine::ops::cross_entropy::BLOCK + 6);
     for factor in [1.0, 0.6] {

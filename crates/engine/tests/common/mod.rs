@@ -35,6 +35,11 @@ pub enum Op {
     CrossAttention {
         shape: AttentionShape,
     },
+    /// Attention over hidden states; `plain`: the same with keys and values formed.
+    StateAttention {
+        shape: AttentionShape,
+        plain: bool,
+    },
     CrossEntropy {
         labels: Vec<u32>,
         factor: f64,
@@ -198,6 +203,15 @@ impl Op {
             }
             Op::CrossAttention { shape } => {
                 tape.cross_attention(&x[0], &x[1], p.first().copied(), &Rc::new(shape.clone()))
+            }
+            Op::StateAttention { shape, plain } => {
+                let (bias, shape) = (p.get(2).copied(), Rc::new(shape.clone()));
+                if *plain {
+                    let key_value = tape.linear(&x[1], Param::adjacent(&p[..2]));
+                    tape.cross_attention(&x[0], &key_value, bias, &shape)
+                } else {
+                    tape.state_attention(&x[0], &x[1], p[0], p[1], bias, &shape)
+                }
             }
             Op::CrossEntropy { .. } => unreachable!("is a root"),
             Op::Encoder { shape, drop, recompute } => {

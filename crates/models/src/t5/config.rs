@@ -1,7 +1,7 @@
 //! T5's `config.json`: what Hugging Face writes, what Tercio needs of it, and the fields it passes through.
 
 use serde_json::{Map, Value};
-use tercio_engine::Activation;
+use tercio_engine::{Activation, Span};
 
 /// The shape of a T5 model.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +48,7 @@ pub struct T5Config {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A field is missing or of the wrong kind.
-    #[error("config.json: `{field}`: expected {expected}, found {found}")]
+    #[error("`{field}`: expected {expected}, found {found}")]
     Field {
         /// The field.
         field: &'static str,
@@ -58,15 +58,28 @@ pub enum ConfigError {
         found: String,
     },
     /// Another architecture.
-    #[error("config.json: model_type is {0}, a reader needs a T5 model (model_type \"t5\")")]
+    #[error("model_type is {0}, a reader needs a T5 model (model_type \"t5\")")]
     Architecture(String),
+    /// Sizes that each could be, and together are no model's.
+    #[error("the sizes make a model of more than 2^40 values ({0}); the file is damaged")]
+    TooLarge(u128),
 }
 
+/// No width, vocabulary or number of heads of a model comes near it.
 const LIMIT: u64 = 1 << 24;
+/// A file may ask for layers at no cost to itself; each costs memory before its tensors are missed.
+const MOST_LAYERS: u64 = 1 << 10;
+/// A table of buckets is as long as the distance.
+const MOST_DISTANCE: u64 = 1 << 20;
+/// Values of a model, a hundred times those of the largest T5.
+const MOST_PARAMETERS: u128 = 1 << 40;
 
 impl T5Config {
     /// Reads the fields of a `config.json`; `tied` and `cross_attention_bias` are what the config says and may be
     /// corrected by the tensors.
+    ///
+    /// # Errors
+    /// Another architecture, a field that is missing or out of range, sizes that together are no model's.
     pub fn from_json(json: &Map<String, Value>) -> Result<T5Config, ConfigError> {
         let bad = |field, expected, found: Option<&Value>| ConfigError::Field {
             field,
@@ -83,15 +96,20 @@ impl T5Config {
             Some(v) => v
                 .as_u64()
                 .filter(|n| (1..LIMIT).contains(n))
-                .ok_or_else(|| bad(field, "a positive number", Some(v))),
+                .ok_or_else(|| bad(field, "a positive number below 2^24", Some(v))),
         };
+        let layers = |field: &'static str, default: Option<u64>| match size(field, default)? {
+            n if n <= MOST_LAYERS => Ok(n),
+            _ => Err(bad(field, "at most 1024 layers", json.get(field))),
+        };
+        let vocab_size = size("vocab_size", None)?;
         let id = |field: &'static str, default: u64| match json.get(field) {
             None | Some(Value::Null) => Ok(default as u32),
             Some(v) => v
                 .as_u64()
-                .filter(|&n| n < LIMIT)
+                .filter(|&n| n < vocab_size)
                 .map(|n| n as u32)
-                .ok_or_else(|| bad(field, "a token id", Some(v))),
+                .ok_or_else(|| bad(field, "a token id below vocab_size", Some(v))),
         };
         let real = |field: &'static str, default: f64, range: std::ops::Range<f64>| match json.get(field) {
             None | Some(Value::Null) => Ok(default),
@@ -120,9 +138,13 @@ impl T5Config {
                 return Err(bad("feed_forward_proj", expected, json.get("feed_forward_proj")));
             }
         };
-        let num_layers = size("num_layers", None)?;
+        let num_layers = layers("num_layers", None)?;
         let buckets = size("relative_attention_num_buckets", Some(32))?;
         let max_distance = size("relative_attention_max_distance", Some(128))?;
+        if max_distance > MOST_DISTANCE {
+            let found = json.get("relative_attention_max_distance");
+            return Err(bad("relative_attention_max_distance", "at most 2^20", found));
+        }
         if buckets < 4 || buckets > u16::MAX as u64 || max_distance <= buckets / 2 {
             let found = json.get("relative_attention_num_buckets");
             return Err(bad(
@@ -131,13 +153,13 @@ impl T5Config {
                 found,
             ));
         }
-        Ok(T5Config {
-            vocab_size: size("vocab_size", None)? as usize,
+        let config = T5Config {
+            vocab_size: vocab_size as usize,
             d_model: size("d_model", None)? as usize,
             d_kv: size("d_kv", None)? as usize,
             d_ff: size("d_ff", None)? as usize,
             num_layers: num_layers as usize,
-            num_decoder_layers: size("num_decoder_layers", Some(num_layers))? as usize,
+            num_decoder_layers: layers("num_decoder_layers", Some(num_layers))? as usize,
             num_heads: size("num_heads", None)? as usize,
             relative_attention_num_buckets: buckets as usize,
             relative_attention_max_distance: max_distance as usize,
@@ -150,7 +172,34 @@ impl T5Config {
             decoder_start_token_id: id("decoder_start_token_id", 0)?,
             eos_token_id: id("eos_token_id", 1)?,
             initializer_factor: real("initializer_factor", 1.0, 0.0..1e6)?,
-        })
+        };
+        match config.parameters() {
+            n if n > MOST_PARAMETERS => Err(ConfigError::TooLarge(n)),
+            _ => Ok(config),
+        }
+    }
+
+    /// Values of all parameters; a tied head counts once. No sizes make it overflow.
+    pub fn parameters(&self) -> u128 {
+        let [d, inner, ff] = [self.d_model, self.num_heads * self.d_kv, self.d_ff].map(|n| n as u128);
+        let table = (self.relative_attention_num_buckets * self.num_heads) as u128;
+        let attention = 4 * inner * d + d;
+        let feed_forward = if self.gated { 3 } else { 2 } * ff * d + d;
+        let encoder = self.num_layers as u128 * (attention + feed_forward);
+        let decoder = self.num_decoder_layers as u128 * (2 * attention + feed_forward);
+        let tables = if self.cross_attention_bias { 3 } else { 2 } * table;
+        let embeddings = if self.tied { 1 } else { 2 } * self.vocab_size as u128 * d;
+        embeddings + encoder + decoder + 2 * d + tables
+    }
+
+    /// Whether the targets are so short that attending to the encoder's states themselves is cheaper than forming keys and
+    /// values of them: seven products of query rows with states against six of states with weights, with some margin.
+    /// `queries` and `keys`: target positions and encoder tokens of each question. A function of the shard alone, like all
+    /// that decides on bits.
+    pub fn attends_to_states(&self, queries: &[Span], keys: &[Span]) -> bool {
+        let work = queries.iter().zip(keys).map(|(q, k)| q.len() * self.num_heads * k.len());
+        let states: usize = keys.iter().map(Span::len).sum();
+        2 * work.sum::<usize>() < states * self.num_heads * self.d_kv
     }
 
     /// The published shape of a size: `small`, `base`, `large`, `3b`, `11b` (T5 v1.0, relu, tied).
@@ -228,5 +277,49 @@ impl T5Config {
         set("dtype", "float32".into());
         json.entry("pad_token_id").or_insert_with(|| self.decoder_start_token_id.into());
         json
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::t5::T5;
+
+    fn with(changes: &[(&str, u64)]) -> Result<T5Config, ConfigError> {
+        let mut json = T5Config::of_size("small").unwrap().to_json(&Map::new());
+        for (field, value) in changes {
+            json.insert((*field).into(), (*value).into());
+        }
+        T5Config::from_json(&json)
+    }
+
+    #[test]
+    fn parameters_are_those_of_the_layout() {
+        let small = T5Config::of_size("small").unwrap();
+        for (gated, tied, cross_attention_bias) in [(false, true, false), (true, false, true)] {
+            let config =
+                T5Config { gated, tied, cross_attention_bias, num_decoder_layers: 4, ..small.clone() };
+            assert_eq!(config.parameters(), T5::new(config).layout().len() as u128);
+        }
+        // t5-small has 60.5 million parameters (Raffel et al., 2020).
+        assert_eq!(small.parameters() / 100_000, 605);
+    }
+
+    #[test]
+    fn hostile_sizes_are_refused() {
+        let largest = (1 << 24) - 1;
+        for (changes, part) in [
+            (&[("num_layers", largest)][..], "`num_layers`: expected at most 1024 layers, found 16777215"),
+            (&[("num_decoder_layers", 1025)], "`num_decoder_layers`: expected at most 1024"),
+            (&[("d_model", largest), ("d_kv", largest), ("num_heads", largest)], "more than 2^40"),
+            (&[("vocab_size", 1 << 24)], "`vocab_size`: expected a positive number below 2^24"),
+            (&[("vocab_size", 100), ("eos_token_id", 100)], "`eos_token_id`: expected a token id below"),
+            (&[("decoder_start_token_id", 32128)], "`decoder_start_token_id`"),
+            (&[("relative_attention_max_distance", largest)], "`relative_attention_max_distance`"),
+        ] {
+            let error = with(changes).unwrap_err().to_string();
+            assert!(error.contains(part), "{changes:?}: {error}");
+        }
+        with(&[("num_layers", 1024), ("num_decoder_layers", 1024)]).unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! T5's values: from a model folder, or random by name; and a folder that Hugging Face tools open.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -9,7 +10,10 @@ use tercio_engine::{Arena, Device};
 
 use super::{ConfigError, T5, T5Config};
 use crate::folder::ModelFolder;
-use crate::weights::{WeightsError, WeightsReader, fid_layout, save_safetensors};
+use crate::weights::{DataFile, WeightsError, WeightsReader, fid_layout, save_safetensors};
+
+/// No configuration comes near this many bytes.
+const MAX_CONFIG: u64 = 1 << 20;
 
 /// Why a T5 model could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -17,12 +21,12 @@ pub enum T5Error {
     /// The configuration.
     #[error("{}: {source}", path.display())]
     Config {
-        /// The model folder.
+        /// The file.
         path: PathBuf,
         /// What is wrong.
         source: ConfigError,
     },
-    /// The configuration file cannot be read.
+    /// The configuration file is no JSON object, or cannot be written.
     #[error("{}: {what}", path.display())]
     ConfigFile {
         /// The file.
@@ -92,21 +96,75 @@ impl Initialization {
                 };
                 let deviation = c.initializer_factor * libm::sqrt(variance);
                 let key = key_of_name(self.seed, &spec.name);
-                (0..spec.place.len() as u64).into_par_iter().map(|i| (deviation * normal(key, i)) as f32).collect()
+                (0..spec.place.len() as u64)
+                    .into_par_iter()
+                    .map(|i| (deviation * normal(key, i)) as f32)
+                    .collect()
             };
             device.write(parameters.view_mut(spec.place), &values);
         }
     }
 }
 
-/// Reads a folder's `config.json`.
-pub(crate) fn read_config(path: &Path) -> Result<Map<String, Value>, T5Error> {
-    let wrong = |what: String| T5Error::ConfigFile { path: path.to_owned(), what };
-    let text = std::fs::read_to_string(path).map_err(|e| wrong(format!("cannot read it: {e}")))?;
-    match serde_json::from_str(&text) {
-        Ok(Value::Object(json)) => Ok(json),
-        Ok(_) => Err(wrong("expected a JSON object".into())),
-        Err(e) => Err(wrong(format!("expected a JSON object: {e}"))),
+impl T5Config {
+    /// Reads a `config.json`: the shape, and all fields of the file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is no JSON object, or gives no shape ([`T5Config::from_json`]).
+    pub fn read(path: &Path) -> Result<(T5Config, Map<String, Value>), T5Error> {
+        let wrong = |what: String| T5Error::ConfigFile { path: path.to_owned(), what };
+        let file = DataFile::open(path)?;
+        if file.len > MAX_CONFIG {
+            return Err(wrong(format!("expected at most {MAX_CONFIG} bytes of JSON, found {}", file.len)));
+        }
+        let json: Map<String, Value> = serde_json::from_slice(&file.head(MAX_CONFIG)?)
+            .map_err(|e| wrong(format!("expected a JSON object: {e}")))?;
+        let config =
+            T5Config::from_json(&json).map_err(|source| T5Error::Config { path: path.to_owned(), source })?;
+        Ok((config, json))
+    }
+}
+
+/// A model folder of which the headers are read: nothing is allocated on the word of its configuration before its
+/// tensors are known to have these shapes.
+pub struct T5Headers {
+    /// The model, by configuration and tensors.
+    pub model: T5,
+    /// The fields of `config.json`.
+    pub json: Map<String, Value>,
+    /// The tensors, by the names of the model's layout; no other tensor is there.
+    pub weights: WeightsReader,
+    /// Whether the names were Fusion-in-Decoder's own.
+    pub fid_layout: bool,
+}
+
+impl T5 {
+    /// Reads a folder's configuration and the headers of its weights. Whether the head is tied and cross-attention has
+    /// a bias table is decided by the tensors.
+    ///
+    /// # Errors
+    /// A folder that is no model, tensors that are missing, have other shapes, or belong to no part of the model.
+    pub fn read_headers(folder: &ModelFolder) -> Result<T5Headers, T5Error> {
+        let (mut config, json) = T5Config::read(&folder.config_path())?;
+        let mut weights = folder.weights()?;
+        let found = fid_layout::normalize(&mut weights)?;
+        config.tied = found.tied;
+        config.cross_attention_bias = found.cross_attention_bias;
+        let model = T5::new(config);
+        let path = || folder.path().to_owned();
+        let specs = model.layout().specs();
+        let known: BTreeSet<&str> = specs.iter().map(|s| s.name.as_str()).collect();
+        if let Some(name) = weights.names().find(|n| !known.contains(n)) {
+            return Err(T5Error::Unknown { path: path(), name: name.to_owned() });
+        }
+        for spec in specs {
+            let found = weights.shape(&spec.name)?;
+            if found != spec.shape {
+                let (name, found, expected) = (spec.name.clone(), found.to_vec(), spec.shape.clone());
+                return Err(T5Error::Shape { path: path(), name, found, expected });
+            }
+        }
+        Ok(T5Headers { model, json, weights, fid_layout: found.fid })
     }
 }
 
@@ -118,49 +176,22 @@ impl<D: Device> LoadedT5<D> {
         initialization.fill(&model, device, &mut parameters);
         LoadedT5 { model, parameters, json: Map::new() }
     }
-    /// A folder's model. Whether the head is tied and cross-attention has a bias table is decided by the tensors.
+    /// A folder's model.
+    ///
+    /// # Errors
+    /// As [`T5::read_headers`]; values that cannot be read.
     pub fn open(folder: &ModelFolder, device: &D) -> Result<Self, T5Error> {
-        let path = folder.path().to_owned();
-        let json = read_config(&folder.config_path())?;
-        let mut config =
-            T5Config::from_json(&json).map_err(|source| T5Error::Config { path: path.clone(), source })?;
-        let mut reader = folder.weights()?;
-        let found = fid_layout::normalize(&mut reader)?;
-        config.tied = found.tied;
-        config.cross_attention_bias = found.cross_attention_bias;
-        let model = T5::new(config);
-        let parameters = read_parameters(&model, &reader, &path, device)?;
+        let T5Headers { model, json, weights, .. } = T5::read_headers(folder)?;
+        let mut parameters = Arena::zeros(device, model.layout());
+        for spec in model.layout().specs() {
+            device.write(parameters.view_mut(spec.place), &weights.read(&spec.name)?);
+        }
         Ok(LoadedT5 { model, parameters, json })
     }
     /// Writes `config.json`, `generation_config.json` and `model.safetensors` into `folder`.
     pub fn save(&self, folder: &Path, device: &D) -> Result<(), T5Error> {
         save(&self.model, &self.parameters, &self.json, folder, device)
     }
-}
-
-fn read_parameters<D: Device>(
-    model: &T5,
-    reader: &WeightsReader,
-    path: &Path,
-    device: &D,
-) -> Result<Arena<D>, T5Error> {
-    let specs = model.layout().specs();
-    if let Some(name) = reader.names().find(|n| !specs.iter().any(|s| s.name == *n)) {
-        return Err(T5Error::Unknown { path: path.to_owned(), name: name.to_owned() });
-    }
-    // All shapes first: a wrong file costs no arena.
-    for spec in specs {
-        let found = reader.shape(&spec.name)?;
-        if found != spec.shape {
-            let (name, found, expected) = (spec.name.clone(), found.to_vec(), spec.shape.clone());
-            return Err(T5Error::Shape { path: path.to_owned(), name, found, expected });
-        }
-    }
-    let mut parameters = Arena::zeros(device, model.layout());
-    for spec in specs {
-        device.write(parameters.view_mut(spec.place), &reader.read(&spec.name)?);
-    }
-    Ok(parameters)
 }
 
 /// Writes a model folder (without tokenizer) that Hugging Face's `T5ForConditionalGeneration` opens.
