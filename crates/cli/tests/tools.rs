@@ -81,7 +81,7 @@ fn a_runs_folder_stands_for_its_best_checkpoint_and_wrong_shapes_are_told() {
     let config = fs::read_to_string(target.join("config.json")).unwrap();
     for (field, value, want) in [
         ("d_ff", "127", "asks for [127"),
-        ("num_layers", "16777215", "16777217 layers"),
+        ("num_layers", "16777215", "`num_layers`: expected at most 1024 layers"),
         ("d_model", "16777215", "more than 2^40 values"),
         ("num_heads", "0", "`num_heads`: expected a positive number"),
     ] {

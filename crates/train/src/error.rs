@@ -10,7 +10,7 @@ use crate::run::RunError;
 /// An error of training or evaluation; each says what was expected and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// Settings that do not fit each other.
+    /// Settings that are out of range or do not fit each other, whatever the files hold.
     #[error("{0}")]
     Options(String),
     /// Questions, or the tokenizer.
@@ -64,9 +64,9 @@ pub enum TrainError {
         /// Rows of the model's embedding.
         model: usize,
     },
-    /// An evaluation that cannot go on.
+    /// A file, a checkpoint or a result that cannot be used as it is.
     #[error("{0}")]
-    Evaluation(String),
+    Unusable(String),
     /// A signal ended the work; nothing half-written is left.
     #[error("stopped by a signal; no file of results was written")]
     Stopped,

@@ -129,7 +129,7 @@ pub fn scores_in_file_order(
     let mut placed = vec![None; question.ctxs.len()];
     for (passage, &score) in question.ctxs.iter().zip(scores) {
         if !score.is_finite() {
-            return Err(TrainError::Evaluation(format!(
+            return Err(TrainError::Unusable(format!(
                 "{}, line {}: the score of passage {} is {score}; the model's weights are damaged or its values overflow",
                 question.place.path.display(),
                 question.place.line,

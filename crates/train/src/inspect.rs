@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Map;
 use tercio_data::Tokenizer;
-use tercio_models::t5::{T5, T5Config};
-use tercio_models::weights::{Dtype, fid_layout};
+use tercio_models::t5::T5;
+use tercio_models::weights::Dtype;
 
 use crate::error::TrainError;
 use crate::run::memory::human;
@@ -64,61 +64,21 @@ pub struct ModelReport {
 /// A folder that is no model, tensors that do not fit the configuration, a damaged tokenizer.
 pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
     let folder = setup::model_folder(name)?;
-    let path = folder.path().display().to_string();
-    let wrong = |what: String| TrainError::Evaluation(format!("{path}: {what}"));
-    let config_path = folder.config_path();
-    let text = std::fs::read_to_string(&config_path)
-        .map_err(|e| wrong(format!("config.json: cannot read it: {e}")))?;
-    let json: Map<String, Value> = serde_json::from_str(&text)
-        .map_err(|e| wrong(format!("config.json: expected a JSON object: {e}")))?;
-    let mut config = T5Config::from_json(&json).map_err(|e| wrong(e.to_string()))?;
-    let mut reader = folder.weights()?;
-    let found = fid_layout::normalize(&mut reader)?;
-    config.tied = found.tied;
-    config.cross_attention_bias = found.cross_attention_bias;
-    let names: Vec<String> = reader.names().map(String::from).collect();
-    // A layer has many tensors: more layers than tensors would cost memory before they are missed.
-    let layers = config.num_layers.saturating_add(config.num_decoder_layers);
-    if layers > names.len() {
-        return Err(wrong(format!(
-            "config.json asks for {layers} layers, the file has {} tensors; one of them is of another model",
-            names.len()
-        )));
-    }
-    let largest = [(config.vocab_size, 1), (config.num_heads, config.d_kv), (config.d_ff, 1)];
-    let fits = |(a, b): (usize, usize)| {
-        a.checked_mul(b).and_then(|n| n.checked_mul(config.d_model)).is_some_and(|n| n < 1 << 40)
-    };
-    if !largest.into_iter().all(fits) {
-        return Err(wrong("config.json asks for matrices of more than 2^40 values; it is damaged".into()));
-    }
-    let feed_forward =
-        config.to_json(&Map::new())["feed_forward_proj"].as_str().unwrap_or_default().to_owned();
-    let model = T5::new(config);
+    let headers = T5::read_headers(&folder)?;
+    let (model, weights) = (&headers.model, &headers.weights);
+    let c = &model.config;
+    let feed_forward = c.to_json(&Map::new())["feed_forward_proj"].as_str().unwrap_or_default().to_owned();
     let mut dtypes = BTreeSet::new();
     for spec in model.layout().specs() {
-        let shape = reader.shape(&spec.name)?;
-        if shape != spec.shape {
-            return Err(wrong(format!(
-                "tensor `{}` has shape {shape:?}, the configuration asks for {:?}",
-                spec.name, spec.shape
-            )));
-        }
-        dtypes.insert(dtype_name(reader.dtype(&spec.name)?));
-    }
-    let known: BTreeSet<&str> = model.layout().specs().iter().map(|s| s.name.as_str()).collect();
-    if let Some(extra) = names.iter().find(|n| !known.contains(n.as_str())) {
-        return Err(wrong(format!(
-            "tensor `{extra}` belongs to no part of a T5 model of this configuration"
-        )));
+        dtypes.insert(dtype_name(weights.dtype(&spec.name)?));
     }
     let tokenizer = ["tokenizer.json", "spiece.model"].into_iter().find(|f| folder.file(f).is_some());
     let tokenizer_size =
         tokenizer.map(|_| Tokenizer::load(folder.path()).map(|t| t.vocab_size())).transpose()?;
     let parameters = model.layout().len() as u64;
-    let c = &model.config;
     Ok(ModelReport {
-        weights: file_name(reader.path()),
+        path: folder.path().display().to_string(),
+        weights: file_name(weights.path()),
         architecture: "t5",
         parameters,
         vocab_size: c.vocab_size,
@@ -130,14 +90,13 @@ pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
         num_decoder_layers: c.num_decoder_layers,
         feed_forward,
         tied: c.tied,
-        fid_layout: found.fid,
+        fid_layout: headers.fid_layout,
         cross_attention_bias: c.cross_attention_bias,
         dtypes: dtypes.into_iter().collect(),
         tokenizer,
         tokenizer_size,
         run_bytes: parameters * 4,
         train_bytes: parameters * 16,
-        path,
     })
 }
 

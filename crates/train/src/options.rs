@@ -8,6 +8,11 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+/// Most tokens of a passage that are believed to be meant; memory grows with it.
+pub const MOST_TEXT_TOKENS: usize = 1 << 16;
+/// Most tokens of an answer that are believed to be meant; memory grows with it.
+pub const MOST_ANSWER_TOKENS: usize = 1 << 12;
+
 /// The optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -317,6 +322,19 @@ pub fn check_single_process(local_rank: i64, main_port: i64) -> Result<(), Strin
     Ok(())
 }
 
+/// Refuses lengths of passages and answers that no reader can mean.
+pub fn check_lengths(text_maxlength: usize, generation_max_length: usize) -> Result<(), String> {
+    if !(1..=MOST_TEXT_TOKENS).contains(&text_maxlength) {
+        return Err(format!("--text_maxlength {text_maxlength}: expected 1 to {MOST_TEXT_TOKENS}"));
+    }
+    if !(2..=MOST_ANSWER_TOKENS).contains(&generation_max_length) {
+        return Err(format!(
+            "--generation_max_length {generation_max_length}: expected 2 to {MOST_ANSWER_TOKENS}"
+        ));
+    }
+    Ok(())
+}
+
 /// Refuses a name that would leave the folder of all runs.
 pub fn check_name(name: &str) -> Result<(), String> {
     let plain = std::path::Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
@@ -353,9 +371,7 @@ impl ReaderOptions {
         {
             return Err(format!("--dropout must be at least 0 and less than 1, is {p}"));
         }
-        if self.model.text_maxlength == 0 || self.model.generation_max_length < 2 {
-            return Err("--text_maxlength must be at least 1 and --generation_max_length at least 2".into());
-        }
+        check_lengths(self.model.text_maxlength, self.model.generation_max_length)?;
         if self.model.answer_maxlength < -1 || self.data.maxload < -1 {
             return Err("--answer_maxlength and --maxload must be -1 or more".into());
         }

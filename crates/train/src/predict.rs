@@ -55,7 +55,8 @@ pub fn padded_positions(batch: &PackedReaderBatch, width: usize) -> Vec<u32> {
     for question in batch.question_sequences.windows(2) {
         for (n, sequence) in (question[0]..question[1]).enumerate() {
             let (start, end) = (batch.offsets[sequence as usize], batch.offsets[sequence as usize + 1]);
-            positions.extend((0..end - start).map(|t| (n * width) as u32 + t));
+            let first = u32::try_from(n.saturating_mul(width)).unwrap_or(u32::MAX);
+            positions.extend((0..end - start).map(|t| first.saturating_add(t)));
         }
     }
     positions

@@ -12,7 +12,7 @@ use tercio_models::t5::{Initialization, LoadedT5, T5Config};
 use crate::error::TrainError;
 use crate::objectives::reader::ReaderObjective;
 use crate::options::{Init, MAY_CHANGE, ReaderModelOptions, ReaderOptions};
-use crate::run::{self, CheckpointStore, FoundCheckpoint, Lease, RunError, config, metrics};
+use crate::run::{self, CheckpointStore, FoundCheckpoint, Lease, RunError, config, memory, metrics};
 use crate::state::{Counters, StoredState, load_moments};
 use crate::step::TrainState;
 use crate::trainer::RunFolder;
@@ -153,6 +153,7 @@ pub fn open_reader_from<D: Device>(
     cache: &Path,
     device: &D,
 ) -> Result<ReaderRun<D>, TrainError> {
+    options.check().map_err(TrainError::Options)?;
     let (mut loaded, tokenizer) = match &found {
         Some(checkpoint) => {
             checkpoint.verify_full()?;
@@ -165,10 +166,7 @@ pub fn open_reader_from<D: Device>(
     if let Some(p) = options.optim.dropout {
         loaded.model.config.dropout_rate = p;
     }
-    let (vocabulary, ids) = (loaded.model.config.vocab_size, tokenizer.vocab_size());
-    if ids > vocabulary {
-        return Err(TrainError::Vocabulary { tokenizer: ids, model: vocabulary });
-    }
+    check_vocabulary(&tokenizer, &loaded.model.config)?;
     let path = options.data.train_data.as_ref().expect("checked with the settings");
     let train = Questions::open(path, cache)?;
     let eval = options.data.eval_data.as_ref().map(|p| Questions::open(p, cache)).transpose()?;
@@ -223,7 +221,7 @@ fn go_on<D: Device>(
 ) -> Result<ReaderRun<D>, TrainError> {
     let path = checkpoint.path.display();
     let stored: StoredState = serde_json::from_value(checkpoint.manifest.state.clone())
-        .map_err(|e| TrainError::Options(format!("{path}: training.json: {e}")))?;
+        .map_err(|e| TrainError::Unusable(format!("{path}: training.json: {e}")))?;
     let now = crate::objective::Objective::<D>::fingerprint(&objective);
     // Other held-out questions change no bit, but the scores before and after are of two measures.
     let (mut trained, mut training) = (stored.data.clone(), now.clone());
@@ -234,7 +232,7 @@ fn go_on<D: Device>(
     }
     if trained != training {
         let show = |m: &Map<_, _>| serde_json::to_string(m).unwrap_or_default();
-        return Err(TrainError::Options(format!(
+        return Err(TrainError::Unusable(format!(
             "the training data is not that of the checkpoint {path}: it was {}, now it is {}; give the same file, or \
              --new-run to start over",
             show(&stored.data),
@@ -279,11 +277,17 @@ pub fn open_model<D: Device>(
     let folder = model_folder(name)?;
     let tokenizer = Tokenizer::load(tokenizer.unwrap_or(folder.path()))?;
     let loaded = LoadedT5::open(&folder, device)?;
-    let (vocabulary, ids) = (loaded.model.config.vocab_size, tokenizer.vocab_size());
-    if ids > vocabulary {
-        return Err(TrainError::Vocabulary { tokenizer: ids, model: vocabulary });
-    }
+    check_vocabulary(&tokenizer, &loaded.model.config)?;
     Ok((loaded, tokenizer))
+}
+
+/// Refuses a tokenizer whose ids the model has no embeddings for.
+pub(crate) fn check_vocabulary(tokenizer: &Tokenizer, model: &T5Config) -> Result<(), TrainError> {
+    let (ids, rows) = (tokenizer.vocab_size(), model.vocab_size);
+    if ids > rows {
+        return Err(TrainError::Vocabulary { tokenizer: ids, model: rows });
+    }
+    Ok(())
 }
 
 /// The folder that a name of a model stands for; see [`open_model`].
@@ -321,13 +325,13 @@ fn initial_model<D: Device>(
             return Err(TrainError::Options("--init random and --model_path exclude each other".into()));
         }
         let (config, folder) = match &o.model_config {
-            Some(path) => (read_config(path)?, path.parent()),
+            Some(path) => (T5Config::read(path)?.0, path.parent()),
             None => (of_size(&o.model_size)?, None),
         };
         // The shape's own folder serves as the tokenizer's where it holds one.
         let own = folder.filter(|f| f.join("tokenizer.json").is_file() || f.join("spiece.model").is_file());
         let tokenizer = tokenizer_of(own)?;
-        return Ok((LoadedT5::random(config, Initialization { seed }, device), tokenizer));
+        return Ok((random_model(config, seed, device)?, tokenizer));
     }
     if o.model_config.is_some() {
         return Err(TrainError::Options("--model_config gives a shape for --init random".into()));
@@ -351,11 +355,19 @@ pub fn of_size(size: &str) -> Result<T5Config, TrainError> {
     })
 }
 
-/// Reads a `config.json` that gives a shape.
-pub fn read_config(path: &Path) -> Result<T5Config, TrainError> {
-    let wrong = |what: String| TrainError::Options(format!("{}: {what}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|e| wrong(format!("cannot read it: {e}")))?;
-    let json: Map<_, _> =
-        serde_json::from_str(&text).map_err(|e| wrong(format!("expected a JSON object: {e}")))?;
-    T5Config::from_json(&json).map_err(|e| wrong(e.to_string()))
+/// A model of random values, refused where the values alone would not fit into memory.
+pub(crate) fn random_model<D: Device>(
+    config: T5Config,
+    seed: u64,
+    device: &D,
+) -> Result<LoadedT5<D>, TrainError> {
+    let bytes = u64::try_from(4 * config.parameters()).unwrap_or(u64::MAX);
+    if let Some(room) = memory::available().filter(|&room| room < bytes) {
+        return Err(TrainError::Unusable(format!(
+            "the model's values take {}, this process can have {}; choose a smaller model",
+            memory::human(bytes),
+            memory::human(room)
+        )));
+    }
+    Ok(LoadedT5::random(config, Initialization { seed }, device))
 }

@@ -87,7 +87,7 @@ pub fn load_moments<D: Device>(
         for spec in layout.specs() {
             let values = reader.read(&format!("{prefix}.{}", spec.name))?;
             if values.len() != spec.place.len() {
-                return Err(TrainError::Options(format!(
+                return Err(TrainError::Unusable(format!(
                     "{}: the moments of `{}` have {} values, the parameter {}",
                     folder.display(),
                     spec.name,

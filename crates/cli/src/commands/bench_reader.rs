@@ -6,11 +6,13 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use tercio_data::Tokenizer;
 use tercio_engine::Cpu;
+use tercio_models::t5::T5Config;
 use tercio_train::bench::{BenchMode, BenchOptions, BenchReport, bench_reader};
+use tercio_train::options::MOST_TEXT_TOKENS;
 use tercio_train::scratch::ScratchFolder;
 use tercio_train::setup;
 
-use super::common::{self, MOST_QUESTIONS, MOST_TEXT_TOKENS, line, within};
+use super::common::{self, MOST_QUESTIONS, line, within};
 
 /// What to time.
 #[derive(Clone, Copy, ValueEnum)]
@@ -72,7 +74,7 @@ impl BenchReader {
             ("text_maxlength", self.text_maxlength, MOST_TEXT_TOKENS),
         ])?;
         let config = match &self.model_config {
-            Some(path) => setup::read_config(path)?,
+            Some(path) => T5Config::read(path)?.0,
             None => setup::of_size(&self.size)?,
         };
         let device = Cpu::new(common::threads(self.threads)?)?;

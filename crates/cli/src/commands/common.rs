@@ -4,8 +4,6 @@ use std::io::Write;
 
 use tercio_train::TrainError;
 
-/// Most tokens of a passage that are believed to be meant.
-pub const MOST_TEXT_TOKENS: usize = 1 << 16;
 /// Most questions at a time that are believed to be meant.
 pub const MOST_QUESTIONS: usize = 1 << 12;
 /// Threads that are believed to be meant.

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use clap::Args;
 use tercio_data::{ReaderEncoding, Tokenizer, check};
 use tercio_train::TrainError;
+use tercio_train::options::MOST_TEXT_TOKENS;
 use tercio_train::scratch::ScratchFolder;
 
-use super::common::{MOST_TEXT_TOKENS, line, within};
+use super::common::{line, within};
 
 /// Flags of `tercio data check`.
 #[derive(Args)]

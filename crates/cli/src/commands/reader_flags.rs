@@ -7,12 +7,9 @@ use tercio_data::{ReaderEncoding, Tokenizer};
 use tercio_engine::{Cpu, Device};
 use tercio_models::t5::LoadedT5;
 use tercio_train::predict::Predictor;
-use tercio_train::{TrainError, setup};
+use tercio_train::{TrainError, options, setup};
 
-use super::common::{MOST_QUESTIONS, MOST_TEXT_TOKENS, within};
-
-/// Answers longer than this are taken for a slip of the hand: memory grows with it.
-const MOST_ANSWER_TOKENS: usize = 4096;
+use super::common::{MOST_QUESTIONS, within};
 
 /// The model and how its inputs are made.
 #[derive(Args)]
@@ -54,16 +51,8 @@ pub struct Reader {
 /// # Errors
 /// Flags out of range, a model or tokenizer that cannot be used.
 pub fn load(flags: &ReaderFlags, device: &Cpu) -> Result<Reader, TrainError> {
-    within(&[
-        ("text_maxlength", flags.text_maxlength, MOST_TEXT_TOKENS),
-        ("per_gpu_batch_size", flags.per_gpu_batch_size, MOST_QUESTIONS),
-    ])?;
-    if !(2..=MOST_ANSWER_TOKENS).contains(&flags.generation_max_length) {
-        return Err(TrainError::Options(format!(
-            "--generation_max_length {}: expected 2 to {MOST_ANSWER_TOKENS}",
-            flags.generation_max_length
-        )));
-    }
+    options::check_lengths(flags.text_maxlength, flags.generation_max_length).map_err(TrainError::Options)?;
+    within(&[("per_gpu_batch_size", flags.per_gpu_batch_size, MOST_QUESTIONS)])?;
     if flags.model_path == "none" {
         return Err(TrainError::Options(
             "--model_path none: expected the folder or hub name of a trained model".into(),

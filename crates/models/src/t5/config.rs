@@ -61,8 +61,8 @@ pub enum ConfigError {
     #[error("model_type is {0}, a reader needs a T5 model (model_type \"t5\")")]
     Architecture(String),
     /// Sizes that each could be, and together are no model's.
-    #[error("the sizes make a model of more than 2^40 values ({0}); the file is damaged")]
-    TooLarge(u128),
+    #[error("the sizes make a model of more than 2^40 values; the file is damaged")]
+    TooLarge,
 }
 
 /// No width, vocabulary or number of heads of a model comes near it.
@@ -173,10 +173,10 @@ impl T5Config {
             eos_token_id: id("eos_token_id", 1)?,
             initializer_factor: real("initializer_factor", 1.0, 0.0..1e6)?,
         };
-        match config.parameters() {
-            n if n > MOST_PARAMETERS => Err(ConfigError::TooLarge(n)),
-            _ => Ok(config),
+        if config.parameters() > MOST_PARAMETERS {
+            return Err(ConfigError::TooLarge);
         }
+        Ok(config)
     }
 
     /// Values of all parameters; a tied head counts once. No sizes make it overflow.

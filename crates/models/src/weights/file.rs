@@ -130,7 +130,7 @@ impl DataFile {
         if !metadata.is_file() {
             return Err(WeightsError::invalid(
                 path,
-                "expected a file of weights, found a folder, pipe or device",
+                "expected a regular file, found a folder, pipe or device",
             ));
         }
         let file = File::open(path).map_err(|e| WeightsError::io(path, "open", e))?;

@@ -20,7 +20,7 @@ pub use file::Dtype;
 pub(crate) use index::shards;
 pub use safetensors::save_safetensors;
 
-use file::DataFile;
+pub(crate) use file::DataFile;
 use torch::ZipCheck;
 
 /// Bytes read at once while numbers are turned into f32.

@@ -138,7 +138,7 @@ impl<D: Device> Objective<D> for ReaderObjective {
             Ok(())
         })?;
         let em = tally.exact_match().ok_or_else(|| {
-            TrainError::Options(format!(
+            TrainError::Unusable(format!(
                 "{}: no question has `answers`, so nothing can be measured; give --eval_data with answers or none",
                 questions.path().display()
             ))
