@@ -7,14 +7,14 @@ use std::path::Path;
 use anyhow::{Context, bail};
 
 /// The words of the command line with underscores of long flags turned into dashes, and the content of `--config` files in front
-/// of the other flags of the command.
-pub fn words(raw: impl Iterator<Item = OsString>) -> anyhow::Result<Vec<OsString>> {
+/// of the other flags of the command. What follows a `--` is no flag and stays as it is.
+pub fn words(mut raw: impl Iterator<Item = OsString>) -> anyhow::Result<Vec<OsString>> {
     let mut words: Vec<OsString> = Vec::new();
     let mut settings: Vec<OsString> = Vec::new();
-    let mut raw = raw.map(dashed);
     let mut literal = false;
     while let Some(word) = raw.next() {
         literal |= word == "--";
+        let word = if literal { word } else { dashed(word) };
         let text = word.to_string_lossy().into_owned();
         if literal || !(text == "--config" || text.starts_with("--config=")) {
             words.push(word);
@@ -41,6 +41,10 @@ fn dashed(word: OsString) -> OsString {
         return word;
     };
     let (name, value) = text.split_once('=').map_or((text, None), |(n, v)| (n, Some(v)));
+    // A text that begins with dashes is no flag.
+    if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+        return word;
+    }
     let name = name.replace('_', "-");
     value.map_or(name.clone(), |v| format!("{name}={v}")).into()
 }
@@ -90,6 +94,10 @@ mod tests {
             "--train_data=a_b.json",
             "--lr",
             "1_0",
+            "--what is a_b?",
+            "--",
+            "--a_b",
+            "--config",
         ];
         let got = words(raw.into_iter().map(OsString::from)).unwrap();
         let want = [
@@ -102,6 +110,10 @@ mod tests {
             "--train-data=a_b.json",
             "--lr",
             "1_0",
+            "--what is a_b?",
+            "--",
+            "--a_b",
+            "--config",
         ];
         assert_eq!(got, want.map(OsString::from));
         std::fs::remove_file(file).unwrap();

@@ -42,5 +42,5 @@ fn a_second_interrupt_ends_at_once() {
         .args(["--exact", "child_interrupts_itself_twice", "--ignored", "--test-threads=1"])
         .output()
         .unwrap();
-    assert_eq!(child.status.code(), Some(tercio_train::run::signals::EXIT_INTERRUPTED));
+    assert_eq!(child.status.code(), Some(tercio_train::run::signals::EXIT_INTERRUPTED.into()));
 }

@@ -119,11 +119,12 @@ pub fn run() -> ExitCode {
             Some(TrainError::Options(what)) => usage(what),
             Some(e @ TrainError::Stopped) => {
                 eprintln!("tercio: {e}");
-                ExitCode::from(EXIT_INTERRUPTED as u8)
+                ExitCode::from(EXIT_INTERRUPTED)
             }
             _ if common::reader_has_gone(&e) => ExitCode::FAILURE,
+            // Every error says its cause itself.
             _ => {
-                eprintln!("tercio: {e:#}");
+                eprintln!("tercio: {e}");
                 ExitCode::FAILURE
             }
         },

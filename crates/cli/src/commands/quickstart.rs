@@ -114,6 +114,14 @@ struct Measured {
     f1: f64,
 }
 
+impl Measured {
+    /// From the figures of an evaluation, where there was one.
+    fn of(figures: &[(&'static str, f64)]) -> Option<Self> {
+        let figure = |name| figures.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
+        Some(Measured { exact_match: figure("exact_match")?, f1: figure("f1")? })
+    }
+}
+
 impl Quickstart {
     /// Trains, measures, draws, answers.
     pub fn run(self) -> anyhow::Result<ExitCode> {
@@ -153,7 +161,7 @@ impl Quickstart {
                     reason.name(),
                     done.step
                 );
-                return Ok(ExitCode::from(tercio_train::run::EXIT_SAVED_NOT_REQUEUED as u8));
+                return Ok(reason.exit_code().into());
             }
             model = Some(setup::run_dir(&options).join("checkpoint/latest"));
             after = measured;
@@ -268,11 +276,10 @@ impl Quickstart {
         if outcome.stopped.is_some() {
             return Ok((outcome, None));
         }
-        let figure = |name| outcome.figures.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
-        let measured = match (figure("exact_match"), figure("f1")) {
-            (Some(exact_match), Some(f1)) => Measured { exact_match, f1 },
+        let measured = match Measured::of(&outcome.figures) {
+            Some(measured) => measured,
             // The run was complete already.
-            _ => measure(objective, device, &state.parameters)?,
+            None => measure(objective, device, &state.parameters)?,
         };
         Ok((outcome, Some(measured)))
     }
@@ -359,9 +366,9 @@ fn measure(
     parameters: &tercio_engine::Arena<Cpu>,
 ) -> anyhow::Result<Measured> {
     let evaluation = device.run(|| Objective::<Cpu>::evaluate(objective, device, parameters, &|| false))?;
-    let evaluation = evaluation.ok_or_else(|| anyhow::anyhow!("the run has no questions to evaluate on"))?;
-    let figure = |name| evaluation.figures.iter().find(|(n, _)| *n == name).map_or(0.0, |(_, v)| *v);
-    Ok(Measured { exact_match: figure("exact_match"), f1: figure("f1") })
+    evaluation
+        .and_then(|e| Measured::of(&e.figures))
+        .ok_or_else(|| anyhow::anyhow!("the run has no questions to evaluate on"))
 }
 
 fn parse(words: &[String]) -> anyhow::Result<ReaderOptions> {

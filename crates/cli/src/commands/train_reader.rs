@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use clap::Args;
 use tercio_engine::{Cpu, Device};
 use tercio_train::options::ReaderOptions;
-use tercio_train::run::{EXIT_SAVED_NOT_REQUEUED, Signals, Verbosity, init_logging, log_to, note_failure};
+use tercio_train::run::{Signals, Verbosity, init_logging, log_to, note_failure};
 use tercio_train::scratch::ScratchFolder;
 use tercio_train::trainer::{LoopOptions, RunFolder, RunOutcome};
 use tercio_train::{TrainError, plan, setup, trainer};
 
-use super::common;
+use super::common::{self, line};
 
 /// Flags of `tercio train reader`.
 #[derive(Args)]
@@ -46,13 +46,9 @@ impl TrainReader {
         let outcome = go(&options, &device, &folder, !self.quiet, &signals)
             .inspect_err(|error| note_failure(&error.to_string()))?;
         if self.json {
-            println!("{}", json(&outcome));
+            line(&json(&outcome).to_string())?;
         }
-        Ok(match outcome.stopped {
-            None => ExitCode::SUCCESS,
-            Some(reason) if reason.is_preemption() => ExitCode::from(EXIT_SAVED_NOT_REQUEUED as u8),
-            Some(_) => ExitCode::from(tercio_train::run::signals::EXIT_INTERRUPTED as u8),
-        })
+        Ok(outcome.stopped.map_or(ExitCode::SUCCESS, |reason| reason.exit_code().into()))
     }
 }
 
@@ -96,9 +92,9 @@ fn dry_run(options: &ReaderOptions, device: &Cpu, json: bool) -> anyhow::Result<
     let dir = setup::run_dir(options);
     let plan = plan::plan(device, &run.objective, &settings, &dir, &mut run.state)?;
     if json {
-        println!("{}", serde_json::to_string(&plan)?);
+        line(&serde_json::to_string(&plan)?)?;
     } else {
-        println!("{plan}");
+        line(&plan.to_string())?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -141,7 +141,12 @@ pub(crate) fn random_hex(bytes: usize) -> String {
             *byte = std::hash::RandomState::new().build_hasher().finish() as u8;
         }
     }
-    buffer.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&buffer)
+}
+
+/// Two lower-case hexadecimal digits a byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The name of this machine.

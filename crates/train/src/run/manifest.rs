@@ -38,7 +38,7 @@ pub struct Manifest {
     pub step: u64,
     /// Every other file of the folder, by name.
     pub files: Vec<FileEntry>,
-    /// What the trainer stored: epoch, position, best metric and the like.
+    /// What the trainer stored: its counters, fingerprints of the data and the like.
     pub state: serde_json::Value,
 }
 
@@ -168,6 +168,5 @@ fn hash(path: &Path) -> Result<(u64, String), RunError> {
         hasher.update(&buffer[..read]);
         size += read as u64;
     }
-    let digest = hasher.finalize();
-    Ok((size, digest.iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok((size, super::files::hex(&hasher.finalize())))
 }

@@ -8,10 +8,10 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use super::error::RunError;
 
 /// Exit code of a run that saved because of a signal and did not requeue itself (`EX_TEMPFAIL`: start it again).
-pub const EXIT_SAVED_NOT_REQUEUED: i32 = 75;
+pub const EXIT_SAVED_NOT_REQUEUED: u8 = 75;
 
-/// Exit code after a second SIGINT, which ends the process at once: 128 + 2, as shells count.
-pub const EXIT_INTERRUPTED: i32 = 130;
+/// Exit code after Ctrl-C, be it in order or at once (the second one): 128 + 2, as shells count.
+pub const EXIT_INTERRUPTED: u8 = 130;
 
 /// Why a run was asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,9 +37,13 @@ impl StopReason {
         }
     }
 
-    /// Whether a scheduler should start the job again: not after Ctrl-C, which is somebody's wish.
-    pub fn is_preemption(self) -> bool {
-        self != Self::Interrupt
+    /// Exit code of a run that saved and ended: it asks a scheduler to start the job again, but not after Ctrl-C, which is
+    /// somebody's wish.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Interrupt => EXIT_INTERRUPTED,
+            Self::Terminate | Self::User1 | Self::User2 => EXIT_SAVED_NOT_REQUEUED,
+        }
     }
 }
 
@@ -70,7 +74,8 @@ impl Signals {
             };
             if *reason == StopReason::Interrupt {
                 // Asked before the flag is set, so it acts from the second Ctrl-C on.
-                signal_hook::flag::register_conditional_shutdown(signal, EXIT_INTERRUPTED, Arc::clone(flag))
+                let code = EXIT_INTERRUPTED.into();
+                signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(flag))
                     .map_err(refused)?;
             }
             signal_hook::flag::register(signal, Arc::clone(flag)).map_err(refused)?;
