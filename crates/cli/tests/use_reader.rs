@@ -1,5 +1,7 @@
 //! A trained reader in use: `eval reader` and `answer`, as processes, on the stored tiny models.
 
+#[path = "../../../tests/golden_folder.rs"]
+mod golden_folder;
 mod support;
 
 use std::fs;
@@ -7,6 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
+use golden_folder::golden_folder;
 use serde_json::{Value, json};
 use support::*;
 
@@ -61,7 +64,7 @@ fn turned() -> (Vec<Value>, String) {
 /// passages, and from its own checkpoint layout with its bias table.
 #[test]
 fn golden_eval_gives_the_stored_scores_and_answers() {
-    let root = std::env::var_os("TERCIO_GOLDEN").map_or_else(golden, PathBuf::from);
+    let root = golden_folder();
     for name in ["fid_reader_t5v10", "fid_reader_t5v11"] {
         let case = root.join(name);
         let (expected, input) = (read_json(&case.join("expected.json")), read_json(&case.join("input.json")));

@@ -2,17 +2,16 @@
 //!
 //! Everything comes from the files of the folder that TERCIO_GOLDEN names (default: tests/golden of the workspace).
 
+#[path = "../../../tests/golden_folder.rs"]
+mod golden_folder;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use golden_folder::golden_folder;
 use serde_json::Value;
 use tercio_data::answers::{self, F1Rule};
 use tercio_data::{AnswerTally, PackedReaderBatch, Place, Question, ReaderEncoding, Tokenizer};
-
-fn golden() -> PathBuf {
-    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    std::env::var_os("TERCIO_GOLDEN").map_or(default, PathBuf::from)
-}
 
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))).unwrap()
@@ -28,7 +27,7 @@ fn ids(value: &Value) -> Vec<u32> {
 
 #[test]
 fn golden_exact_match_and_f1() {
-    let file = json(&golden().join("eval/em_f1.json"));
+    let file = json(&golden_folder().join("eval/em_f1.json"));
     let cases = file["cases"].as_array().unwrap();
     assert!(!cases.is_empty());
     let mut tally = AnswerTally::default();
@@ -68,14 +67,14 @@ fn score(vocab: &Value, ids: &[u32]) -> f64 {
 
 #[test]
 fn golden_t5_tokenizer() {
-    let dir = golden().join("tokenizers/t5");
+    let dir = golden_folder().join("tokenizers/t5");
     let fast = Tokenizer::load(&dir).unwrap();
     let only = spiece_only(&dir);
     let slow = Tokenizer::load(only.path()).unwrap();
     assert_eq!(slow.vocab_size(), fast.vocab_size());
     assert_eq!((slow.pad_id(), slow.eos_id(), slow.unk_id()), (fast.pad_id(), fast.eos_id(), fast.unk_id()));
     let vocab = &json(&dir.join("tokenizer.json"))["model"]["vocab"];
-    let cases = json(&golden().join("tokenizers/expected.json"));
+    let cases = json(&golden_folder().join("tokenizers/expected.json"));
     let cases = cases["cases"].as_array().unwrap();
     assert!(!cases.is_empty());
     for case in cases {
@@ -101,10 +100,10 @@ fn golden_t5_tokenizer() {
 }
 
 fn reader_cases() -> Vec<PathBuf> {
-    let mut cases: Vec<PathBuf> = fs::read_dir(golden()).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut cases: Vec<PathBuf> = fs::read_dir(golden_folder()).unwrap().map(|e| e.unwrap().path()).collect();
     cases.retain(|p| p.file_name().unwrap().to_str().unwrap().starts_with("fid_reader"));
     cases.sort();
-    assert!(!cases.is_empty(), "no reader cases in {}", golden().display());
+    assert!(!cases.is_empty(), "no reader cases in {}", golden_folder().display());
     cases
 }
 

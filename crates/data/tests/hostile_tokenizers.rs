@@ -1,7 +1,9 @@
 //! Tokenizer files that are small, odd or hostile, and how ragged questions are encoded with a small one.
 
+#[path = "../../../tests/golden_folder.rs"]
+mod golden_folder;
+
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
@@ -176,9 +178,9 @@ fn a_small_spiece_model_works_and_damaged_ones_are_errors() {
 
 /// The bytes of a real spiece.model.
 fn golden_spiece() -> Vec<u8> {
-    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    let golden = std::env::var_os("TERCIO_GOLDEN").map_or(default, PathBuf::from);
-    let models = fs::read_dir(&golden).unwrap().map(|e| e.unwrap().path().join("model/spiece.model"));
+    let models = fs::read_dir(golden_folder::golden_folder())
+        .unwrap()
+        .map(|e| e.unwrap().path().join("model/spiece.model"));
     fs::read(models.filter(|p| p.exists()).min().expect("a spiece.model in a golden case")).unwrap()
 }
 

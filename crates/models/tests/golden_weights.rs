@@ -1,23 +1,20 @@
 //! Stored models of other libraries: what we read is what the safetensors crate reads, and a checkpoint with FiD's key
 //! names becomes the same model as its Hugging Face folder.
 
-use std::path::{Path, PathBuf};
+#[path = "../../../tests/golden_folder.rs"]
+mod golden_folder;
 
+use std::path::PathBuf;
+
+use golden_folder::golden_folder;
 use safetensors::SafeTensors;
 use tercio_models::folder::ModelFolder;
 use tercio_models::weights::WeightsReader;
 use tercio_models::weights::fid_layout::{CROSS_ATTENTION_BIAS, normalize, to_fid};
 
-fn golden() -> PathBuf {
-    match std::env::var_os("TERCIO_GOLDEN") {
-        Some(folder) => folder.into(),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden"),
-    }
-}
-
 /// Cases of the reader, in a fixed order.
 fn cases(with: &str) -> Vec<PathBuf> {
-    let golden = golden();
+    let golden = golden_folder();
     let mut cases: Vec<PathBuf> = std::fs::read_dir(&golden)
         .unwrap_or_else(|e| panic!("{}: {e}", golden.display()))
         .map(|entry| entry.unwrap().path())

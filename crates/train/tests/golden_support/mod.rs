@@ -1,9 +1,13 @@
 //! What the golden reader tests share: the cases of the folder that TERCIO_GOLDEN names, the tolerances of its page, and
 //! a case opened through the flags of `tercio train reader`.
 
+#[path = "../../../../tests/golden_folder.rs"]
+mod golden_folder;
+
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
+use golden_folder::golden_folder;
 use serde_json::Value;
 use tempfile::TempDir;
 use tercio_data::{PackedReaderBatch, Question, Questions};
@@ -24,11 +28,6 @@ pub struct Case {
     pub tensors: WeightsReader,
 }
 
-fn golden() -> PathBuf {
-    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    std::env::var_os("TERCIO_GOLDEN").map_or(default, PathBuf::from)
-}
-
 fn json(path: &Path) -> Value {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     serde_json::from_slice(&bytes).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -36,7 +35,7 @@ fn json(path: &Path) -> Value {
 
 /// All cases of a reader, by name: folders whose input has the reader's settings.
 pub fn cases() -> Vec<Case> {
-    let golden = golden();
+    let golden = golden_folder();
     let entries = std::fs::read_dir(&golden).unwrap_or_else(|e| panic!("{}: {e}", golden.display()));
     let mut dirs: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
     dirs.retain(|d| {
