@@ -1,7 +1,7 @@
 """Run peer_reader.py and `tercio bench reader` in turn and print the medians, ratios, versions and a row for BENCHMARKS.md.
 
 usage: reader.py --peer VENV train|generate [--size base] [--questions 1] [--passages 20] [--steps 3] [--threads 2]
-                 [--recompute] [--bf16] [--rounds 3] [--tercio target/release/tercio] [--tokenizer DIR] [--save FILE]
+                 [--recompute] [--rounds 3] [--tercio target/release/tercio] [--tokenizer DIR] [--save FILE]
 Needs Python's standard library only. Each round starts both programs anew, the peer first in odd rounds, Tercio first in even
 ones. --save appends every JSON line as it comes. A side that fails ends the run with its own message and exit status 1.
 """
@@ -27,7 +27,6 @@ def arguments():
     for name, default in (("questions", 1), ("passages", 20), ("steps", 3), ("threads", 2), ("rounds", 3)):
         p.add_argument(f"--{name}", type=int, default=default)
     p.add_argument("--recompute", action="store_true", help="recompute activations in backward (the peer: gradient checkpointing)")
-    p.add_argument("--bf16", action="store_true", help="bfloat16 products on both sides")
     p.add_argument("--save", metavar="FILE", help="append every JSON line to FILE")
     a = p.parse_args()
     if min(a.questions, a.passages, a.steps, a.threads, a.rounds) < 1:
@@ -39,9 +38,8 @@ def commands(a):
     """The command line of each side, in the same order of settings."""
     common = ["--size", a.size, "--questions", a.questions, "--passages", a.passages, "--steps", a.steps]
     common += ["--threads", a.threads, "--tokenizer", a.tokenizer]
-    bf16 = ["--bf16"] if a.bf16 else []
-    peer = [os.path.join(a.peer, "bin", "python"), os.path.join(HERE, "peer_reader.py"), a.mode, *common, *bf16]
-    ours = [a.tercio, "bench", "reader", a.mode, "--input", os.path.join(HERE, "reader_input.json"), *common, *bf16, "--json"]
+    peer = [os.path.join(a.peer, "bin", "python"), os.path.join(HERE, "peer_reader.py"), a.mode, *common]
+    ours = [a.tercio, "bench", "reader", a.mode, "--input", os.path.join(HERE, "reader_input.json"), *common, "--json"]
     if a.recompute:
         peer.append("--checkpoint")
         ours.append("--recompute")
@@ -104,7 +102,7 @@ def main():
     ps, pm = median("peer", "seconds_per_step"), median("peer", "peak_rss_gb")
     ts, tm = median("tercio", "seconds_per_step"), median("tercio", "peak_rss_gb")
     peer_version = results["peer"][0].get("peer", "unknown peer")
-    work = f"{a.mode}, t5-{a.size}, {a.questions} x {a.passages}, {'bf16' if a.bf16 else 'f32'}{', recompute' if a.recompute else ''}"
+    work = f"{a.mode}, t5-{a.size}, {a.questions} x {a.passages}, f32{', recompute' if a.recompute else ''}"
     print(f"processor: {cpu_model()}, {os.cpu_count()} logical, {a.threads} threads used")
     print(f"tercio: {first_line(a.tercio, '--version')}, commit {first_line('git', '-C', ROOT, 'rev-parse', '--short', 'HEAD')}, {first_line('rustc', '--version')}")
     print(f"peer: {peer_version}, python {first_line(os.path.join(a.peer, 'bin', 'python'), '--version').removeprefix('Python ')}")

@@ -95,6 +95,11 @@ fn files_that_cannot_be_used_say_why() {
         ("none.json", b"[ ]", "found none"),
         ("cut.json", b"[{\"question\": \"a\"},\n{\"ques", "line 2: item 1 starts here"),
         ("lines.json", b"{\"question\": \"a\"}\n{\"question\": \"b\"}\n", ".jsonl"),
+        (
+            "list.jsonl",
+            b"\xef\xbb\xbf\n [{\"question\": \"a\"}]",
+            "line 2: expected an object '{' on every line, found a list",
+        ),
         ("q.txt", b"[]", ".json"),
         ("cut.jsonl.gz", &gz[..gz.len() / 2], "cut short"),
         ("damaged.jsonl.gz", &damaged, "gzip"),
@@ -187,7 +192,7 @@ fn check_reports_every_fault_and_counts_the_rest() {
     };
     let report = check(&path, &dir.cache(), None, &ENCODING, &mut keep).unwrap();
     assert_eq!(faults, [2, 3, 5, 7, 8]);
-    assert_eq!((report.items, report.bad, report.tokens.is_none()), (8, 5, true));
+    assert_eq!((report.items, report.good, report.bad, report.tokens.is_none()), (8, 3, 5, true));
     assert_eq!((report.ctxs.min, report.ctxs.max), (0, 3));
     assert_eq!((report.with_target, report.with_answers, report.without_target_and_answers), (1, 1, 1));
     assert_eq!((report.with_scores, report.with_some_scores, report.without_ctxs), (1, 1, 1));
@@ -205,7 +210,8 @@ fn check_goes_on_to_the_end_of_a_list_that_was_cut_short() {
     let path = dir.write("q.json", text);
     let mut faults = Vec::new();
     let report = check(&path, &dir.cache(), None, &ENCODING, &mut |e| faults.push(e.to_string())).unwrap();
-    assert_eq!((report.items, report.bad), (3, 2));
+    assert_eq!((report.items, report.good, report.bad), (3, 2, 2));
+    assert!(report.to_string().contains("with scores        all"), "{report}");
     assert!(faults[0].contains("line 2 (item 1)"), "{faults:?}");
     assert!(faults[1].contains("line 4: item 3 starts here"), "{faults:?}");
 }
