@@ -67,6 +67,8 @@ pub struct CheckReport {
     pub fingerprint: String,
     /// Items in the file, good or bad.
     pub items: u64,
+    /// Items without a fault, the ones that the counts below are of.
+    pub good: u64,
     /// Faults: bad items, and the file's own.
     pub bad: u64,
     /// Passages per good item.
@@ -112,6 +114,7 @@ pub fn check(
         path: path.display().to_string(),
         fingerprint: questions.fingerprint().to_string(),
         items: questions.len() as u64,
+        good: 0,
         bad: 0,
         ctxs: Spread::default(),
         without_ctxs: 0,
@@ -165,6 +168,7 @@ pub fn check(
     if let Some(e) = questions.fault() {
         fault(&e);
     }
+    report.good = ids.len() as u64;
     ids.sort_unstable();
     report.duplicate_ids = ids.windows(2).filter(|w| w[0] == w[1]).count() as u64;
     report.ctxs = ctxs.spread();
@@ -270,7 +274,7 @@ impl Counts {
 
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let good = self.items.saturating_sub(self.bad);
+        let good = self.good;
         writeln!(f, "{}: {} items, {} faults", self.path, self.items, self.bad)?;
         writeln!(f, "  content sha256     {}", self.fingerprint)?;
         writeln!(

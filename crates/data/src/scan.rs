@@ -147,6 +147,11 @@ impl Scanner {
                 // a byte order mark is no content
                 let mark = self.offset < 3 && [0xEF, 0xBB, 0xBF][self.offset as usize] == byte;
                 if blank && !space && !mark {
+                    if self.items == 0 && byte == b'[' {
+                        return self.fail(
+                            "expected an object '{' on every line, found a list '['; a file that is one list must be named .json".into(),
+                        );
+                    }
                     self.start = self.offset;
                     self.start_line = self.line;
                     self.state = State::Line { blank: false };

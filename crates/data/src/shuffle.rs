@@ -114,8 +114,8 @@ impl Batches {
         }
         if drop_last && len < global_batch {
             return Err(DataError::Setting(format!(
-                "file has {len} examples, fewer than one batch of {global_batch}, and short batches are dropped: no update would ever run; \
-                 set --global_batch_size to {len} or less, keep the short last batch, or use a larger file"
+                "the training file has {len} examples, fewer than one batch of {global_batch}, and short batches are dropped: no update would ever run; \
+                 set --global_batch_size to {len} or less, keep the short last batch (--last_batch keep), or use a larger file"
             )));
         }
         Ok(Batches { len, global_batch, drop_last, seed, shuffle })
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn too_few_examples_are_refused() {
         let error = Batches::new(5, 8, true, 0, true).unwrap_err().to_string();
-        assert!(error.starts_with("file has 5 examples, fewer than one batch of 8"), "{error}");
+        assert!(error.starts_with("the training file has 5 examples, fewer than one batch of 8"), "{error}");
         assert_eq!(Batches::new(5, 8, false, 0, true).unwrap().batch(0).rows.len(), 5);
         assert!(Batches::new(0, 8, false, 0, true).is_err() && Batches::new(5, 0, false, 0, true).is_err());
     }

@@ -211,7 +211,7 @@ fn check_goes_on_to_the_end_of_a_list_that_was_cut_short() {
     let mut faults = Vec::new();
     let report = check(&path, &dir.cache(), None, &ENCODING, &mut |e| faults.push(e.to_string())).unwrap();
     assert_eq!((report.items, report.good, report.bad), (3, 2, 2));
-    assert!(report.to_string().contains("with scores        all"), "{report}");
+    assert!(report.to_string().contains("with target        0 of 2"), "{report}");
     assert!(faults[0].contains("line 2 (item 1)"), "{faults:?}");
     assert!(faults[1].contains("line 4: item 3 starts here"), "{faults:?}");
 }
