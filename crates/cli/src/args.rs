@@ -85,37 +85,14 @@ mod tests {
     fn underscores_and_files() {
         let file = std::env::temp_dir().join(format!("tercio-args-{}.toml", std::process::id()));
         std::fs::write(&file, "lr = 0.001\nno_title = true\nfixed_lr = false\nname = \"a_b\"\n").unwrap();
-        let raw = [
-            "tercio",
-            "train",
-            "reader",
-            "--config",
-            file.to_str().unwrap(),
-            "--train_data=a_b.json",
-            "--lr",
-            "1_0",
-            "--what is a_b?",
-            "--",
-            "--a_b",
-            "--config",
-        ];
-        let got = words(raw.into_iter().map(OsString::from)).unwrap();
-        let want = [
-            "tercio",
-            "train",
-            "reader",
-            "--lr=0.001",
-            "--no-title",
-            "--name=a_b",
-            "--train-data=a_b.json",
-            "--lr",
-            "1_0",
-            "--what is a_b?",
-            "--",
-            "--a_b",
-            "--config",
-        ];
-        assert_eq!(got, want.map(OsString::from));
+        let command = ["tercio", "train", "reader"];
+        let unchanged = ["--lr", "1_0", "--what is a_b?", "--", "--a_b", "--config"];
+        let raw = [&command[..], &["--config", file.to_str().unwrap(), "--train_data=a_b.json"], &unchanged];
+        let got = words(raw.concat().into_iter().map(OsString::from)).unwrap();
+        let settings = ["--lr=0.001", "--no-title", "--name=a_b", "--train-data=a_b.json"];
+        let want = [&command[..], &settings, &unchanged].concat();
+        let want: Vec<OsString> = want.into_iter().map(OsString::from).collect();
+        assert_eq!(got, want);
         std::fs::remove_file(file).unwrap();
     }
 }
