@@ -1,8 +1,6 @@
 //! Greedy decoding of many questions at once: keys and values of the passages are computed once per question, each
 //! step reads one token of every question that has not ended, and questions that ended take no part in a step.
 
-use std::sync::Arc;
-
 use tercio_engine::device::{Heads, Matrix};
 use tercio_engine::{Arena, AttentionShape, Device, Span, Tape, Tensor, Var, View, ViewMut};
 
@@ -59,7 +57,7 @@ impl T5 {
             caches.push(Cache { own, cross: tape.linear(encoded, layer.cross.key_value) });
         }
         let mut raw = request.scores.then(|| vec![0f64; encoded.tensor.rows]);
-        let buckets = self.cross_buckets_of(request);
+        let buckets = self.cross_buckets(request.key_positions.clone());
         let mut active: Vec<usize> = (0..questions).collect();
         for step in 0..steps {
             if active.is_empty() {
@@ -106,13 +104,6 @@ impl T5 {
         let n = (self.config.num_heads * self.decoder.len()) as f64;
         let raw_scores = raw.map(|r| r.into_iter().map(|v| (v / n) as f32).collect());
         Generation { tokens, raw_scores }
-    }
-
-    fn cross_buckets_of(
-        &self,
-        request: &GenerationRequest<'_>,
-    ) -> Option<Arc<tercio_engine::RelativeBuckets>> {
-        self.cross_buckets(request.key_positions.clone())
     }
 
     /// Causal self-attention of the newest token of every active question, its key and value stored first.
@@ -186,12 +177,11 @@ impl T5 {
     }
 
     fn forbid_end<D: Device>(&self, device: &D, z: &mut Tensor<D>) {
-        let (rows, width, eos) = (z.rows, z.columns, self.config.eos_token_id as usize);
+        let (rows, eos) = (z.rows, self.config.eos_token_id as usize);
         for r in 0..rows {
             let mut row = z.rows_view_mut(r, r + 1);
             row.start += eos;
             row.len = 1;
-            debug_assert!(eos < width);
             device.fill(row, f64::NEG_INFINITY);
         }
     }
