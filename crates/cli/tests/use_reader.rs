@@ -183,6 +183,38 @@ fn a_bad_item_ends_an_evaluation_without_results_and_old_ones_stay() {
 }
 
 #[test]
+fn results_never_replace_the_questions_or_one_another() {
+    let place = Place::new();
+    let (_, lines) = turned();
+    place.write("q.jsonl", &lines);
+    let file = place.path("q.jsonl").to_str().unwrap().to_owned();
+    std::os::unix::fs::symlink(&file, place.path("link")).unwrap();
+    let link = place.path("link").to_str().unwrap().to_owned();
+    for output in [&file, &link] {
+        let ran = with_model(&["eval", "reader"], &["--eval_data", &file, "--output", output]);
+        assert!(failure(&ran).contains("would replace the questions"), "{}", stderr(&ran));
+        assert_eq!(fs::read_to_string(&file).unwrap(), lines);
+    }
+    let runs = place.path("").to_str().unwrap().to_owned();
+    let twice = place.path("x/final_output.txt").to_str().unwrap().to_owned();
+    let ran = with_model(
+        &["eval", "reader"],
+        &[
+            "--eval_data",
+            &file,
+            "--output",
+            &twice,
+            "--write_results",
+            "--checkpoint_dir",
+            &runs,
+            "--name",
+            "x",
+        ],
+    );
+    assert!(failure(&ran).contains("two kinds of results"), "{}", stderr(&ran));
+}
+
+#[test]
 fn questions_without_answers_are_answered_but_not_measured() {
     let place = Place::new();
     place.write("q.jsonl", "{\"question\": \"what year did the canal open\"}\n");

@@ -13,7 +13,7 @@ use tercio_engine::Device;
 
 use crate::error::TrainError;
 use crate::predict::{Prediction, Predictor};
-use crate::replace::ReplacedFile;
+use crate::replace::{ReplacedFile, refuse_source};
 
 /// Files to write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub struct EvaluationReport {
 /// evaluation ends with [`TrainError::Stopped`] and no file appears.
 ///
 /// # Errors
-/// A bad item, files that cannot be written, scores that are no numbers.
+/// A bad item, files that cannot be written, that are the questions' own or one another, scores that are no numbers.
 pub fn evaluate<D: Device>(
     predictor: &Predictor<'_, D>,
     questions: &Questions,
@@ -55,10 +55,26 @@ pub fn evaluate<D: Device>(
     files: &EvaluationFiles,
     stop: &dyn Fn() -> bool,
 ) -> Result<EvaluationReport, TrainError> {
+    let paths = [&files.predictions, &files.final_output, &files.wscores];
+    for path in paths.into_iter().flatten() {
+        refuse_source(path, questions.path())?;
+    }
     let open = |path: &Option<PathBuf>| path.as_deref().map(ReplacedFile::create).transpose();
     let mut predictions = open(&files.predictions)?;
     let mut final_output = open(&files.final_output)?;
     let mut wscores = files.wscores.as_deref().map(JsonList::create).transpose()?;
+    let places = [
+        predictions.as_ref().map(ReplacedFile::target),
+        final_output.as_ref().map(ReplacedFile::target),
+        wscores.as_ref().map(|list| list.file.target()),
+    ];
+    let places: Vec<&Path> = places.into_iter().flatten().collect();
+    if let Some(twice) = (1..places.len()).find(|&i| places[..i].contains(&places[i])) {
+        return Err(TrainError::Unusable(format!(
+            "{}: two kinds of results would be written to this file; give --output another name",
+            places[twice].display()
+        )));
+    }
     let mut tally = AnswerTally::default();
     predictor.first(questions, limit, |question, prediction| {
         if stop() {

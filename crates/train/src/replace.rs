@@ -40,6 +40,11 @@ impl ReplacedFile {
         Ok(ReplacedFile { target, temporary, out: Some(BufWriter::new(file)) })
     }
 
+    /// The path that it will have, links followed.
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
     /// Writes bytes.
     ///
     /// # Errors
@@ -79,9 +84,43 @@ impl Drop for ReplacedFile {
     }
 }
 
+/// Refuses to put results into the very file that they are made from, by whatever path or link it is named.
+///
+/// # Errors
+/// It is that file.
+pub fn refuse_source(path: &Path, source: &Path) -> Result<(), TrainError> {
+    use std::os::unix::fs::MetadataExt;
+    let (Ok(place), Ok(read)) = (fs::metadata(path), fs::metadata(source)) else {
+        return Ok(());
+    };
+    if (place.dev(), place.ino()) != (read.dev(), read.ino()) {
+        return Ok(());
+    }
+    Err(TrainError::Unusable(format!(
+        "{}: the results would replace the questions that they are made from ({}); name another file",
+        path.display(),
+        source.display()
+    )))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_source_is_known_by_any_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let [source, link, other] = ["q.jsonl", "link.jsonl", "other.jsonl"].map(|n| dir.path().join(n));
+        fs::write(&source, "x").unwrap();
+        refuse_source(&other, &source).unwrap();
+        fs::write(&other, "x").unwrap();
+        refuse_source(&other, &source).unwrap();
+        std::os::unix::fs::symlink(&source, &link).unwrap();
+        for name in [&source, &link, &dir.path().join("./q.jsonl")] {
+            let error = refuse_source(name, &source).unwrap_err().to_string();
+            assert!(error.contains("would replace the questions"), "{error}");
+        }
+    }
 
     #[test]
     fn it_appears_whole_or_not_at_all() {

@@ -5,15 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{ArgGroup, Args};
-use tercio_data::{Question, Questions};
+use tercio_data::Question;
 use tercio_engine::{Cpu, Device};
 use tercio_train::TrainError;
 use tercio_train::answer::{answer_lines, question_of};
 use tercio_train::evaluate::{one_line, scores_in_file_order};
 use tercio_train::predict::Prediction;
-use tercio_train::scratch::ScratchFolder;
 
-use super::common::{self, line};
+use super::common::{self, line, open_questions};
 use super::reader_flags::{ReaderFlags, load};
 
 /// Flags of `tercio answer`.
@@ -63,9 +62,7 @@ impl Answer {
         }
         match self.file.as_deref() {
             Some(file) if file != Path::new("-") => {
-                let scratch = ScratchFolder::new()?;
-                let cache = self.cache_dir.as_deref().unwrap_or(scratch.path());
-                let questions = Questions::open(file, cache)?;
+                let questions = open_questions(file, self.cache_dir.as_deref())?;
                 device.run(|| predictor.each(&questions, print))?;
             }
             _ => {

@@ -1,8 +1,11 @@
 //! What several commands share: checks of flags, and stdout whose reader may have gone.
 
 use std::io::Write;
+use std::path::Path;
 
+use tercio_data::Questions;
 use tercio_train::TrainError;
+use tercio_train::scratch::ScratchFolder;
 
 /// Most questions at a time that are believed to be meant.
 pub const MOST_QUESTIONS: usize = 1 << 12;
@@ -29,6 +32,19 @@ pub fn within(flags: &[(&str, usize, usize)]) -> Result<(), TrainError> {
         }
         None => Ok(()),
     }
+}
+
+/// Opens a file of questions with its index in `cache`, or where nothing of it outlives the process.
+///
+/// # Errors
+/// As [`Questions::open`].
+pub fn open_questions(file: &Path, cache: Option<&Path>) -> Result<Questions, TrainError> {
+    if let Some(cache) = cache {
+        return Ok(Questions::open(file, cache)?);
+    }
+    // What is open can be read after its name is gone, and a killed process leaves no decompressed copy behind.
+    let scratch = ScratchFolder::new()?;
+    Ok(Questions::open(file, scratch.path())?)
 }
 
 /// Writes a line to stdout at once.

@@ -4,14 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use tercio_data::Questions;
 use tercio_engine::{Cpu, Device};
 use tercio_train::evaluate::{EvaluationFiles, EvaluationReport, evaluate};
 use tercio_train::run::{Signals, Verbosity, init_logging};
-use tercio_train::scratch::ScratchFolder;
 use tercio_train::{TrainError, options};
 
-use super::common::{self, line};
+use super::common::{self, line, open_questions};
 use super::reader_flags::{ReaderFlags, load};
 
 /// Flags of `tercio eval reader`.
@@ -112,9 +110,7 @@ impl EvalReader {
             tracing::info!("{flag} does nothing in an evaluation");
         }
         let signals = Signals::install()?;
-        let scratch = ScratchFolder::new()?;
-        let cache = self.cache_dir.as_deref().unwrap_or(scratch.path());
-        let questions = Questions::open(&self.eval_data, cache)?;
+        let questions = open_questions(&self.eval_data, self.cache_dir.as_deref())?;
         let loaded = load(&self.reader, &device)?;
         let folder = self.checkpoint_dir.join(&self.name);
         let files = EvaluationFiles {
