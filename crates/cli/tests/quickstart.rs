@@ -27,8 +27,9 @@ fn trains_measures_draws_and_answers() {
     for key in ["exact_match_before", "exact_match", "f1", "majority", "overlap"] {
         assert!((0.0..=1.0).contains(&number(&first, key)), "{key} in {first}");
     }
-    let run = folder.path().join("seed-1");
-    for file in ["loss.svg", "data/README.md", "1-one-passage/metrics.jsonl", "2-three-passages/config.toml"] {
+    let run = folder.path().join("seed-1-updates-24");
+    for file in ["loss.svg", "data/README.md", "1-one-passage/metrics.jsonl", "2-three-passages/config.toml"]
+    {
         assert!(run.join(file).is_file(), "{file} is missing");
     }
     // The second phase began with what the first one learned: its loss is below that of a start from nothing.
@@ -49,8 +50,12 @@ fn trains_measures_draws_and_answers() {
     assert_eq!(text.matches("  answers: ").count(), 3, "{text}");
     assert!(text.contains("tercio answer --model_path") && text.contains("majority answer"), "{text}");
 
-    // Another seed is another run.
-    let other = figures(&quickstart(folder.path(), &["--json", "--seed", "2"]));
+    // Another seed or length is another run: nothing goes on from the one that is there.
+    let other = figures(&quickstart(folder.path(), &["--json", "--seed", "2", "--updates", "2"]));
     assert_eq!(number(&other, "seed"), 2.0);
-    assert!(folder.path().join("seed-2").is_dir());
+    assert!(folder.path().join("seed-2-updates-2").is_dir());
+    let shorter = figures(&quickstart(folder.path(), &["--json", "--updates", "3"]));
+    assert_eq!(number(&shorter, "updates"), 3.0);
+    let config = std::fs::read_to_string(run.join("1-one-passage/config.toml")).unwrap();
+    assert!(config.contains("total_steps = 18\n"), "the first run is as it was: {config}");
 }

@@ -76,14 +76,17 @@ const COMMON: &[&str] = &[
     "1",
 ];
 
+/// Updates where the flag says nothing else.
+const UPDATES: u64 = 4000;
+
 /// Flags of `tercio quickstart`.
 #[derive(Args)]
 pub struct Quickstart {
     /// Seed of initial values and order of examples; every seed is a run of its own
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Updates of both phases together
-    #[arg(long, default_value_t = 4000)]
+    /// Updates of both phases together; every number is a run of its own
+    #[arg(long, default_value_t = UPDATES)]
     updates: u64,
     /// Folder of data, runs and results
     #[arg(long, default_value = "quickstart")]
@@ -131,7 +134,7 @@ impl Quickstart {
             );
         }
         let started = Instant::now();
-        let dir = self.dir.join(format!("seed-{}", self.seed));
+        let dir = self.dir.join(self.run_name());
         let data = dir.join("data");
         self.unpack(&data)?;
         init_logging(None, if self.json { Verbosity::Quiet } else { Verbosity::Normal })?;
@@ -151,6 +154,7 @@ impl Quickstart {
             let words = self.flags(phase, i, &dir, model.as_deref());
             self.say(&format!("tercio train reader {}", words.join(" ")));
             let options = parse(&words)?;
+            options.check().map_err(TrainError::Options)?;
             if i == 0 {
                 before = Some(self.untrained(&options, &device)?);
             }
@@ -185,6 +189,15 @@ impl Quickstart {
         }
         self.report(&dir, &base, before, after, &answers)?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The second phase starts from what the first one ended with: with other updates it is another run from the start,
+    /// not one to go on with.
+    fn run_name(&self) -> String {
+        match self.updates {
+            UPDATES => format!("seed-{}", self.seed),
+            n => format!("seed-{}-updates-{n}", self.seed),
+        }
     }
 
     fn say(&self, text: &str) {
@@ -265,7 +278,6 @@ impl Quickstart {
         device: &Cpu,
         signals: &Signals,
     ) -> anyhow::Result<(RunOutcome, Option<Measured>)> {
-        options.check().map_err(TrainError::Options)?;
         let folder = setup::open_folder(options)?;
         log_to(&folder.dir)?;
         let mut run = device.run(|| setup::open_reader(options, &folder, device))?;
