@@ -76,10 +76,13 @@ fn next_question(
             let expected = format!("a line of at most {MAX_ITEM_BYTES} bytes");
             return Err(place.error(expected, "more", "look for a missing line end").into());
         }
-        if bytes.iter().all(u8::is_ascii_whitespace) {
+        // A byte order mark is no content.
+        let mark: &[u8] = if *line == 1 { b"\xEF\xBB\xBF" } else { b"" };
+        let text = bytes.strip_prefix(mark).unwrap_or(&bytes);
+        if text.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        return Ok(Some(Question::from_json(&bytes, &place)?));
+        return Ok(Some(Question::from_json(text, &place)?));
     }
 }
 
@@ -120,6 +123,9 @@ mod tests {
         assert_eq!((a.question.as_str(), a.place.line, b.place.line), ("a", 2, 4));
         assert_eq!(b.id, 1);
         assert!(next(2).unwrap().is_none());
+        let mut source = b"\xEF\xBB\xBF{\"question\": \"c\"}" as &[u8];
+        let c = next_question(&mut source, name, &mut 0, 0).unwrap().unwrap();
+        assert_eq!(c.question, "c");
         let mut source = b"{\"question\": 1}" as &[u8];
         let error = next_question(&mut source, name, &mut 6, 0).unwrap_err();
         assert!(error.to_string().starts_with("<stdin>, line 7 "), "{error}");

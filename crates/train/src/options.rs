@@ -386,6 +386,12 @@ impl ReaderOptions {
                     .into(),
             );
         }
+        if self.run.seed > i64::MAX as u64 {
+            return Err(format!(
+                "--seed {}: expected at most 2^63 - 1, the largest number of TOML",
+                self.run.seed
+            ));
+        }
         self.data.batch_plan().map(drop)
     }
     /// Settings that FiD ignores in silence and that do nothing here either, as sentences.

@@ -42,8 +42,9 @@ pub fn config_table(options: &ReaderOptions) -> Result<toml::Table, TrainError> 
     options.data.global_batch_size = plan.global;
     options.data.micro_batch_size = plan.micro;
     options.data.bit_groups = plan.groups;
-    toml::Table::try_from(&options)
-        .map_err(|e| TrainError::Options(format!("the settings have no form in TOML: {e}")))
+    toml::Table::try_from(&options).map_err(|e| {
+        TrainError::Options(format!("a setting has no form in TOML, whose largest number is 2^63 - 1: {e}"))
+    })
 }
 
 /// Opens the run folder: takes the lease, compares the configuration with the stored one, or stores it.

@@ -8,6 +8,9 @@ use toml::{Table, Value};
 use super::error::RunError;
 use super::files;
 
+/// Name of the file in the run folder.
+pub(crate) const CONFIG_NAME: &str = "config.toml";
+
 /// A configuration is written by us or by hand: more than this is another file.
 const CONFIG_LIMIT: u64 = 1 << 20;
 
@@ -27,7 +30,7 @@ pub struct Difference {
 /// # Errors
 /// When the file cannot be written, or a value has no form in TOML.
 pub fn write_config(run_dir: &Path, config: &Table) -> Result<(), RunError> {
-    let path = run_dir.join("config.toml");
+    let path = run_dir.join(CONFIG_NAME);
     let text = toml::to_string_pretty(config)
         .map_err(|error| RunError::malformed(&path, format!("cannot write the configuration: {error}")))?;
     files::write_atomic(&path, text.as_bytes())
@@ -38,7 +41,7 @@ pub fn write_config(run_dir: &Path, config: &Table) -> Result<(), RunError> {
 /// # Errors
 /// When the file cannot be read or is not TOML; the message has the line.
 pub fn read_config(run_dir: &Path) -> Result<Option<Table>, RunError> {
-    let path = run_dir.join("config.toml");
+    let path = run_dir.join(CONFIG_NAME);
     if !path.exists() {
         return Ok(None);
     }

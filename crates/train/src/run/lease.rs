@@ -12,8 +12,11 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::config::CONFIG_NAME;
 use super::error::{Context, RunError};
 use super::files;
+use super::log::LOG_NAME;
+use super::metrics::METRICS_NAME;
 
 /// Name of the lease in the run folder.
 const LEASE_NAME: &str = "lease.json";
@@ -57,6 +60,7 @@ impl Lease {
     /// As [`Lease::acquire`].
     pub fn acquire_within(run_dir: &Path, wait: Duration) -> Result<Self, RunError> {
         std::fs::create_dir_all(run_dir).context("create the folder", run_dir)?;
+        only_files(run_dir)?;
         let path = run_dir.join(LEASE_NAME);
         let job = std::env::var("SLURM_JOB_ID").ok().filter(|job| !job.is_empty());
         let host = files::host_name();
@@ -143,6 +147,20 @@ fn take_lock(path: &Path, wait: Duration) -> Result<Locked, RunError> {
     }
 }
 
+/// Opening a pipe would wait for its other end for ever.
+fn only_files(run_dir: &Path) -> Result<(), RunError> {
+    for name in [".lock", LEASE_NAME, CONFIG_NAME, METRICS_NAME, LOG_NAME] {
+        let path = run_dir.join(name);
+        if std::fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+            return Err(RunError::malformed(
+                &path,
+                "expected a file, found a folder, a pipe or a device; move it away",
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn read(path: &Path) -> Option<Record> {
     serde_json::from_str(&files::read_small(path, 1 << 16).ok()?).ok()
 }
@@ -185,6 +203,20 @@ mod tests {
         assert!(first.still_mine(), "a refused start changes nothing");
         drop(first);
         assert!(Lease::acquire_within(dir.path(), AT_ONCE).unwrap().still_mine());
+    }
+
+    #[test]
+    fn a_pipe_or_folder_in_place_of_a_file_is_named_and_not_waited_for() {
+        for name in [".lock", "lease.json", "config.toml", "metrics.jsonl", "run.log"] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(name);
+            assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+            let error = Lease::acquire_within(dir.path(), AT_ONCE).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("move it away"), "{error}");
+            std::fs::remove_file(&path).unwrap();
+            std::fs::create_dir(&path).unwrap();
+            assert!(Lease::acquire_within(dir.path(), AT_ONCE).is_err(), "{name}");
+        }
     }
 
     #[test]

@@ -17,6 +17,9 @@ use tracing_subscriber::registry::LookupSpan;
 use super::error::{Context, RunError};
 use super::{files, progress};
 
+/// Name of the file in the run folder.
+pub(crate) const LOG_NAME: &str = "run.log";
+
 /// How much is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Verbosity {
@@ -93,7 +96,7 @@ pub fn init_logging(run_dir: Option<&Path>, verbosity: Verbosity) -> Result<(), 
 /// When `run.log` cannot be opened.
 pub fn log_to(run_dir: &Path) -> Result<(), RunError> {
     std::fs::create_dir_all(run_dir).context("create the folder", run_dir)?;
-    let path = run_dir.join("run.log");
+    let path = run_dir.join(LOG_NAME);
     let mut file = File::options().create(true).append(true).open(&path).context("open", &path)?;
     let mut log = run_log();
     if let RunLog::Early(lines) = &*log {
