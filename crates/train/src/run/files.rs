@@ -122,6 +122,10 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
 /// Reads a small text file, refusing one that is larger than `limit` bytes.
 pub(crate) fn read_small(path: &Path, limit: u64) -> Result<String, RunError> {
     let mut text = Vec::new();
+    // Asked before opening: opening a pipe would wait for its writer.
+    if !fs::metadata(path).context("open", path)?.is_file() {
+        return Err(RunError::malformed(path, "expected a file, found a folder, a pipe or a device"));
+    }
     let file = File::open(path).context("open", path)?;
     file.take(limit.saturating_add(1)).read_to_end(&mut text).context("read", path)?;
     if text.len() as u64 > limit {
@@ -173,6 +177,13 @@ pub(crate) fn utc(unix_seconds: u64) -> (u64, u64, u64, u64, u64, u64) {
     let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     (year, month, day, second / 3_600, second / 60 % 60, second % 60)
+}
+
+/// A pipe without ends. No program is started for it: until its exec a child would hold the locks of other tests.
+#[cfg(test)]
+pub(crate) fn make_pipe(path: &Path) {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
 }
 
 #[cfg(test)]
@@ -234,5 +245,8 @@ mod tests {
         assert!(read_small(&path, 4).is_err());
         fs::write(&path, [0xff, 0xfe]).unwrap();
         assert!(read_small(&path, 4).unwrap_err().to_string().contains("UTF-8"));
+        fs::remove_file(&path).unwrap();
+        make_pipe(&path);
+        assert!(read_small(&path, 4).unwrap_err().to_string().contains("a pipe"));
     }
 }

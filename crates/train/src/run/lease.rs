@@ -210,7 +210,7 @@ mod tests {
         for name in [".lock", "lease.json", "config.toml", "metrics.jsonl", "run.log"] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join(name);
-            assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+            files::make_pipe(&path);
             let error = Lease::acquire_within(dir.path(), AT_ONCE).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("move it away"), "{error}");
             std::fs::remove_file(&path).unwrap();

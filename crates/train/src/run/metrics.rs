@@ -93,7 +93,7 @@ impl MetricsWriter {
 /// Rewrites the file without lines of steps after `step` and without damaged lines; returns how many lines stay.
 fn drop_after(path: &Path, step: u64) -> Result<u64, RunError> {
     let mut kept = 0;
-    let mut dropped = false;
+    let (mut dropped, mut lost) = (false, 0);
     let temp = files::beside(path);
     let mut output = BufWriter::new(File::create(&temp).context("create", &temp)?);
     let result = for_each_line(path, |number, line| {
@@ -106,6 +106,7 @@ fn drop_after(path: &Path, step: u64) -> Result<u64, RunError> {
         }
         if !stays {
             dropped = true;
+            lost += u64::from(parsed.is_some());
             return Ok(());
         }
         kept += 1;
@@ -122,6 +123,12 @@ fn drop_after(path: &Path, step: u64) -> Result<u64, RunError> {
         let _ = std::fs::remove_file(&temp);
     }
     result?;
+    if step == 0 && lost > 0 {
+        tracing::warn!(
+            "{}: the run logged updates and has no checkpoint to go on from: it starts over, {lost} lines are dropped",
+            path.display()
+        );
+    }
     end_last_line(path)?;
     Ok(kept)
 }
