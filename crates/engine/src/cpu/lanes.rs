@@ -105,7 +105,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn zero() -> Self;
     /// `self + a * b`
     unsafe fn fma(self, a: Self, b: Self) -> Self;
-    /// Copies `d[k * width + i] = s[i * stride + k]` for i < vectors, k < depth; `d` may be written `N` past a row.
+    /// Copies `d[k * width + i] = s[i * stride + k]` for i < vectors, k < depth. Up to `N` elements behind a row's valid
+    /// ones may be written, in the order of rows.
     #[inline(always)]
     unsafe fn transpose(
         s: *const f32,
@@ -167,29 +168,32 @@ impl Lanes for __m512 {
         d: *mut f32,
         width: usize,
     ) {
-        // Tiles of 16 x 16 through registers; the rest plainly.
-        let (full, deep) = (vectors / 16 * 16, depth / 16 * 16);
+        // Tiles of 16 x 16 through registers, borders masked.
         unsafe {
-            for i in (0..full).step_by(16) {
-                for k in (0..deep).step_by(16) {
-                    transpose16(s.add(i * stride + k), stride, d.add(k * width + i), width);
+            for k in (0..depth).step_by(16) {
+                let rows = (depth - k).min(16);
+                for i in (0..vectors).step_by(16) {
+                    let source = s.add(i * stride + k);
+                    transpose16(source, stride, (vectors - i).min(16), rows, d.add(k * width + i), width);
                 }
-            }
-            if full < vectors {
-                transpose_plain(s.add(full * stride), stride, vectors - full, deep, d.add(full), width);
-            }
-            if deep < depth {
-                transpose_plain(s.add(deep), stride, vectors, depth - deep, d.add(deep * width), width);
             }
         }
     }
 }
 
+/// `rows` rows of 16 elements, the first `vectors` of them from `s`; rows are written in their order, so that what one
+/// spills over a narrow width the next one covers.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn transpose16(s: *const f32, stride: usize, d: *mut f32, width: usize) {
+unsafe fn transpose16(s: *const f32, stride: usize, vectors: usize, rows: usize, d: *mut f32, width: usize) {
     unsafe {
-        let mut r: [__m512; 16] = std::array::from_fn(|i| _mm512_loadu_ps(s.add(i * stride)));
+        let mask = (0xffff_u32 >> (16 - rows)) as u16;
+        let mut r = [_mm512_setzero_ps(); 16];
+        for (i, r) in r.iter_mut().enumerate() {
+            if i < vectors {
+                *r = _mm512_maskz_loadu_ps(mask, s.add(i * stride));
+            }
+        }
         let mut t = [_mm512_setzero_ps(); 16];
         for i in 0..8 {
             t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
@@ -209,10 +213,15 @@ unsafe fn transpose16(s: *const f32, stride: usize, d: *mut f32, width: usize) {
             t[i + 12] = _mm512_shuffle_f32x4::<0xdd>(r[i + 8], r[i + 12]);
         }
         for i in 0..4 {
-            _mm512_storeu_ps(d.add(i * width), _mm512_shuffle_f32x4::<0x88>(t[i], t[i + 8]));
-            _mm512_storeu_ps(d.add((i + 8) * width), _mm512_shuffle_f32x4::<0xdd>(t[i], t[i + 8]));
-            _mm512_storeu_ps(d.add((i + 4) * width), _mm512_shuffle_f32x4::<0x88>(t[i + 4], t[i + 12]));
-            _mm512_storeu_ps(d.add((i + 12) * width), _mm512_shuffle_f32x4::<0xdd>(t[i + 4], t[i + 12]));
+            r[i] = _mm512_shuffle_f32x4::<0x88>(t[i], t[i + 8]);
+            r[i + 8] = _mm512_shuffle_f32x4::<0xdd>(t[i], t[i + 8]);
+            r[i + 4] = _mm512_shuffle_f32x4::<0x88>(t[i + 4], t[i + 12]);
+            r[i + 12] = _mm512_shuffle_f32x4::<0xdd>(t[i + 4], t[i + 12]);
+        }
+        for (i, r) in r.iter().enumerate() {
+            if i < rows {
+                _mm512_storeu_ps(d.add(i * width), *r);
+            }
         }
     }
 }
