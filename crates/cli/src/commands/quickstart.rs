@@ -30,22 +30,18 @@ const FILES: [(&str, &[u8]); 6] = [
 /// A stretch of training: contexts begin short and single, then grow.
 struct Phase {
     name: &'static str,
-    /// Share of all updates.
-    share: f64,
     flags: &'static [&'static str],
 }
+
+/// Sixths of all updates that the first phase takes.
+const FIRST_SIXTHS: u64 = 5;
 
 const PHASES: [Phase; 2] = [
     Phase {
         name: "1-one-passage",
-        share: 0.75,
         flags: &["--n_context", "1", "--lr", "1e-3", "--warmup_steps", "100", "--fixed_lr"],
     },
-    Phase {
-        name: "2-three-passages",
-        share: 0.25,
-        flags: &["--n_context", "3", "--lr", "1e-3", "--warmup_steps", "0"],
-    },
+    Phase { name: "2-three-passages", flags: &["--n_context", "3", "--lr", "1e-3", "--warmup_steps", "0"] },
 ];
 
 /// Flags of both phases.
@@ -77,7 +73,7 @@ const COMMON: &[&str] = &[
 ];
 
 /// Updates where the flag says nothing else.
-const UPDATES: u64 = 4000;
+const UPDATES: u64 = 3000;
 
 /// Flags of `tercio quickstart`.
 #[derive(Args)]
@@ -235,9 +231,8 @@ impl Quickstart {
 
     fn flags(&self, phase: &Phase, index: usize, dir: &Path, model: Option<&Path>) -> Vec<String> {
         let data = dir.join("data");
-        let first = ((self.updates as f64 * PHASES[0].share) as u64).clamp(1, self.updates - 1);
+        let first = (self.updates * FIRST_SIXTHS / 6).clamp(1, self.updates - 1);
         let steps = if index == 0 { first } else { self.updates - first };
-        debug_assert!((PHASES[0].share + PHASES[1].share - 1.0).abs() < 1e-9 && phase.share > 0.0);
         let eval = match self.eval_questions {
             0 => data.join(FILES[1].0),
             n => {

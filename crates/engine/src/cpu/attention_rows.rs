@@ -122,14 +122,39 @@ kernel! {
         }
     }
 }
+/// Runs `f` over blocks of 32 elements; the last is completed with `pad` beside, so that short rows are vectors as well.
+#[inline(always)]
+fn blocks(s: &mut [f32], pad: f32, mut f: impl FnMut(&mut [f32; 32])) {
+    let (full, rest) = s.as_chunks_mut::<32>();
+    for block in full {
+        f(block);
+    }
+    if !rest.is_empty() {
+        let mut block = [pad; 32];
+        block[..rest.len()].copy_from_slice(rest);
+        f(&mut block);
+        rest.copy_from_slice(&block[..rest.len()]);
+    }
+}
+
 kernel! {
     /// Softmax in place; returns the log-sum.
     pub(super) fn softmax_row(s: &mut [f32]) -> f32 {
-        let m = math::max(s);
-        for v in s.iter_mut() {
-            *v = math::exp::<F>(*v - m);
-        }
-        let sum = math::sum(s.len(), |i, t| t + s[i]);
+        let mut most = [f32::NEG_INFINITY; 32];
+        blocks(s, f32::NEG_INFINITY, |b| {
+            for j in 0..32 {
+                most[j] = if b[j] > most[j] { b[j] } else { most[j] };
+            }
+        });
+        let m = most.into_iter().fold(f32::NEG_INFINITY, |m, v| if v > m { v } else { m });
+        let mut sums = [0f32; 32];
+        blocks(s, f32::NEG_INFINITY, |b| {
+            for j in 0..32 {
+                b[j] = math::exp::<F>(b[j] - m);
+                sums[j] += b[j];
+            }
+        });
+        let sum = math::tree(sums);
         let inverse = 1.0 / sum;
         for v in s.iter_mut() {
             *v *= inverse;
@@ -138,10 +163,13 @@ kernel! {
     }
 }
 kernel! {
+    /// `s = exp(s - log_sum)`
     pub(super) fn weights_row(s: &mut [f32], log_sum: f32) {
-        for v in s {
-            *v = math::exp::<F>(*v - log_sum);
-        }
+        blocks(s, f32::NEG_INFINITY, |b| {
+            for v in b {
+                *v = math::exp::<F>(*v - log_sum);
+            }
+        });
     }
 }
 kernel! {

@@ -49,6 +49,19 @@ pub enum T5Error {
         /// Its shape by the configuration.
         expected: Vec<usize>,
     },
+    /// A weight that is infinite or not a number: nothing could be computed with the model.
+    #[error("{}: tensor `{name}`: element {at} is {value}, expected finite numbers; the model is damaged or its training \
+             diverged", path.display())]
+    NotFinite {
+        /// The model folder.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Index of the first such element.
+        at: usize,
+        /// What stands there.
+        value: f32,
+    },
     /// A tensor that no part of the model takes.
     #[error("{}: tensor `{name}` belongs to no part of a T5 model of this configuration", path.display())]
     Unknown {
@@ -179,12 +192,17 @@ impl<D: Device> LoadedT5<D> {
     /// A folder's model.
     ///
     /// # Errors
-    /// As [`T5::read_headers`]; values that cannot be read.
+    /// As [`T5::read_headers`]; values that cannot be read, or are no numbers.
     pub fn open(folder: &ModelFolder, device: &D) -> Result<Self, T5Error> {
         let T5Headers { model, json, weights, .. } = T5::read_headers(folder)?;
         let mut parameters = Arena::zeros(device, model.layout());
         for spec in model.layout().specs() {
-            device.write(parameters.view_mut(spec.place), &weights.read(&spec.name)?);
+            let values = weights.read(&spec.name)?;
+            if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+                let (path, name) = (folder.path().to_owned(), spec.name.clone());
+                return Err(T5Error::NotFinite { path, name, at, value: values[at] });
+            }
+            device.write(parameters.view_mut(spec.place), &values);
         }
         Ok(LoadedT5 { model, parameters, json })
     }
