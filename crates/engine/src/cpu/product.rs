@@ -13,6 +13,7 @@ use rayon::prelude::*;
 
 use super::Cpu;
 use super::lanes::{Isa, Lanes};
+use super::pool::ask_for_huge_pages;
 use crate::device::Matrix;
 
 /// Depth of a packed block.
@@ -161,7 +162,12 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
         return;
     }
     let mut storage = RIGHT.take();
-    storage.resize((np * nr * k + LINE).max(storage.len()), 0.0);
+    let needed = np * nr * k + LINE;
+    if storage.capacity() < needed {
+        storage = Vec::with_capacity(needed);
+        ask_for_huge_pages(storage.as_mut_ptr(), needed);
+    }
+    storage.resize(needed.max(storage.len()), 0.0);
     let packed = Target(aligned(storage.as_mut_ptr()));
     let chunks = (2 * threads).min(np);
     let pack_all = |t: usize| unsafe {
