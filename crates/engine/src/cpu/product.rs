@@ -20,6 +20,8 @@ use crate::device::Matrix;
 const KC: usize = 384;
 /// Rows of a packed block of the left operand, about.
 const MC: usize = 168;
+/// Panels of the right operand whose part of the result is finished before the next are begun.
+const JB: usize = 24;
 /// Below this many multiply-adds a product runs on the calling thread.
 const SERIAL: usize = 1 << 17;
 
@@ -295,69 +297,95 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
     let rows = part.i1 - part.i0;
     let mut left = LEFT.take();
     let own = matches!(packed, Packed::Each);
-    let left_len = (rows.next_multiple_of(MR) * KC).next_multiple_of(LINE);
+    // A wide result goes by blocks of columns, so that a block stays in the cache from one depth to the next; the left
+    // operand is then packed whole before.
+    let whole_left = part.j1 - part.j0 > JB;
+    let padded = rows.next_multiple_of(MR);
+    let left_len = (padded * if whole_left { k } else { KC.min(k) }).next_multiple_of(LINE);
     let panel_len = if own { nr * KC } else { 0 };
     left.resize((left_len + panel_len + LINE).max(left.len()), 0.0);
     let la = aligned(left.as_mut_ptr());
     let lb = unsafe { la.add(left_len) };
-    let mut edge = [0f32; 14 * 32];
-    for p in (0..k).step_by(KC) {
-        let depth = KC.min(k - p);
-        let fresh = p == 0 && !accumulate;
-        unsafe {
-            for i in (part.i0..part.i1).step_by(MR) {
+    let pack_left = |p: usize, depth: usize, to: *mut f32| {
+        for i in (part.i0..part.i1).step_by(MR) {
+            unsafe {
                 let source = a.data.add(i * a.row + p * a.column);
-                let target = la.add((i - part.i0) * depth);
+                let target = to.add((i - part.i0) * depth);
                 pack(isa, source, a.row, a.column, MR.min(part.i1 - i), depth, target, MR);
             }
-            for j in part.j0..part.j1 {
+        }
+    };
+    if whole_left {
+        for p in (0..k).step_by(KC) {
+            pack_left(p, KC.min(k - p), unsafe { la.add(p * padded) });
+        }
+    }
+    let mut edge = [0f32; 14 * 32];
+    for j0 in (part.j0..part.j1).step_by(JB) {
+        for p in (0..k).step_by(KC) {
+            let depth = KC.min(k - p);
+            let fresh = p == 0 && !accumulate;
+            let lp = if whole_left { unsafe { la.add(p * padded) } } else { la };
+            if !whole_left {
+                pack_left(p, depth, lp);
+            }
+            for j in j0..part.j1.min(j0 + JB) {
                 let columns = nr.min(n - j * nr);
-                let panel = match packed {
-                    Packed::Whole(d) => d.at(p * np * nr + j * nr * depth) as *const f32,
-                    Packed::Each => {
-                        let source = b.data.add(p * b.row + j * nr * b.column);
-                        pack(isa, source, b.column, b.row, columns, depth, lb, nr);
-                        lb
-                    }
-                };
-                for i in (part.i0..part.i1).step_by(MR) {
-                    let r = MR.min(part.i1 - i);
-                    let target = c.at(i * stride + j * nr);
-                    let block = la.add((i - part.i0) * depth);
-                    // The next tile's part of the result comes from far away; it is asked for while this one computes.
-                    if i + MR < part.i1 {
-                        for x in 0..MR.min(part.i1 - i - MR) {
-                            prefetch(target.add((MR + x) * stride));
-                            prefetch(target.add((MR + x) * stride + columns - 1));
+                unsafe {
+                    let panel = match packed {
+                        Packed::Whole(d) => d.at(p * np * nr + j * nr * depth) as *const f32,
+                        Packed::Each => {
+                            let source = b.data.add(p * b.row + j * nr * b.column);
+                            pack(isa, source, b.column, b.row, columns, depth, lb, nr);
+                            lb
                         }
-                    }
-                    if r == MR && columns == nr {
-                        tile::<L, MR, NV>(depth, block, panel, target, stride, fresh);
-                        continue;
-                    }
-                    // A tile over the border is computed whole beside, and its valid part copied.
-                    if !fresh {
-                        for x in 0..r {
-                            std::ptr::copy_nonoverlapping(
-                                target.add(x * stride),
-                                edge.as_mut_ptr().add(x * nr),
-                                columns,
-                            );
+                    };
+                    for i in (part.i0..part.i1).step_by(MR) {
+                        let target = c.at(i * stride + j * nr);
+                        // The next tile's part of the result comes from far away; it is asked for while this one computes.
+                        for x in MR..(2 * MR).min(part.i1 - i) {
+                            prefetch(target.add(x * stride));
+                            prefetch(target.add(x * stride + columns - 1));
                         }
-                    }
-                    tile::<L, MR, NV>(depth, block, panel, edge.as_mut_ptr(), nr, fresh);
-                    for x in 0..r {
-                        std::ptr::copy_nonoverlapping(
-                            edge.as_ptr().add(x * nr),
-                            target.add(x * stride),
-                            columns,
-                        );
+                        let (block, size) = (lp.add((i - part.i0) * depth), (MR.min(part.i1 - i), columns));
+                        border_tile::<L, MR, NV>(depth, block, panel, target, stride, fresh, size, &mut edge);
                     }
                 }
             }
         }
     }
     LEFT.set(left);
+}
+
+/// A tile of which the first `size` rows and columns lie within the result; one over the border is computed whole beside,
+/// and its valid part copied.
+#[inline(always)]
+unsafe fn border_tile<L: Lanes, const MR: usize, const NV: usize>(
+    depth: usize,
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    stride: usize,
+    fresh: bool,
+    size: (usize, usize),
+    edge: &mut [f32; 14 * 32],
+) {
+    let nr = NV * L::N;
+    if size == (MR, nr) {
+        return unsafe { tile::<L, MR, NV>(depth, a, b, c, stride, fresh) };
+    }
+    let beside = edge.as_mut_ptr();
+    unsafe {
+        if !fresh {
+            for x in 0..size.0 {
+                std::ptr::copy_nonoverlapping(c.add(x * stride), beside.add(x * nr), size.1);
+            }
+        }
+        tile::<L, MR, NV>(depth, a, b, beside, nr, fresh);
+        for x in 0..size.0 {
+            std::ptr::copy_nonoverlapping(beside.add(x * nr), c.add(x * stride), size.1);
+        }
+    }
 }
 
 #[inline(always)]
