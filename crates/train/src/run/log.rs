@@ -9,9 +9,9 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::error::{Context, RunError};
@@ -72,7 +72,8 @@ impl RunLog {
 /// Sends the events of this process to stderr and, where a run folder is given (rank 0), to the end of `run.log` there.
 /// A folder that is known later only is named to [`log_to`].
 ///
-/// A line reads `[MM/DD/YYYY HH:MM:SS] LEVEL message`, in UTC.
+/// A line reads `[MM/DD/YYYY HH:MM:SS] LEVEL message`, in UTC. `verbosity` rules stderr; the log of a quiet run tells as much
+/// as that of a normal one.
 ///
 /// # Errors
 /// When `run.log` cannot be opened, or the process has set a subscriber already.
@@ -81,8 +82,8 @@ pub fn init_logging(run_dir: Option<&Path>, verbosity: Verbosity) -> Result<(), 
         log_to(dir)?;
     }
     let subscriber = tracing_subscriber::fmt()
-        .with_max_level(verbosity.level())
-        .with_writer(|| Sink)
+        .with_max_level(verbosity.level().max(Level::INFO))
+        .with_writer(Sinks(verbosity.level()))
         .with_ansi(false)
         .event_format(Line)
         .finish();
@@ -116,12 +117,30 @@ fn time_stamp() -> String {
     format!("[{month:02}/{day:02}/{year:04} {hour:02}:{minute:02}:{second:02}] ")
 }
 
-/// Writes each line to stderr, above the progress bar, and to the run's log.
-struct Sink;
+/// Writes each line to the run's log, and to stderr, above the progress bar, where its level is shown.
+struct Sink {
+    shown: bool,
+}
+
+/// Makes the sink of a line: the greatest level that stderr shows.
+struct Sinks(Level);
+
+impl<'a> MakeWriter<'a> for Sinks {
+    type Writer = Sink;
+
+    fn make_writer(&'a self) -> Sink {
+        Sink { shown: true }
+    }
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Sink {
+        Sink { shown: *meta.level() <= self.0 }
+    }
+}
 
 impl Write for Sink {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        progress::print_above(line);
+        if self.shown {
+            progress::print_above(line);
+        }
         run_log().line(line);
         Ok(line.len())
     }
@@ -187,7 +206,7 @@ mod tests {
         std::fs::write(&path, "earlier\n").unwrap();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(Verbosity::Normal.level())
-            .with_writer(|| Sink)
+            .with_writer(Sinks(Verbosity::Quiet.level()))
             .with_ansi(false)
             .event_format(Line)
             .finish();
