@@ -47,9 +47,6 @@ impl RowsMut {
     }
 }
 
-fn transposed(o: Operand) -> Operand {
-    Operand { rows: o.columns, columns: o.rows, row: o.column, column: o.row, ..o }
-}
 fn scratch(data: &[f32], rows: usize, columns: usize) -> Operand {
     assert!(data.len() >= rows * columns);
     Operand { data: data.as_ptr(), rows, columns, row: columns, column: 1 }
@@ -125,14 +122,7 @@ pub(super) fn forward(
             // SAFETY: operands lie within the spans checked in `inputs`; outputs are this task's own.
             unsafe {
                 let keys = k.operand(ks.start as usize, nk, column, dim);
-                product_raw(
-                    isa,
-                    q.operand(first, n, column, dim),
-                    transposed(keys),
-                    s.as_mut_ptr(),
-                    nk,
-                    false,
-                );
+                product_raw(isa, q.operand(first, n, column, dim), keys.t(), s.as_mut_ptr(), nk, false);
                 for i in 0..n {
                     let row = &mut s[i * nk..(i + 1) * nk];
                     let seen = visible(shape, i0 + i, nk);
@@ -231,8 +221,8 @@ pub(super) fn backward(
                 unsafe {
                     let queries = q.operand(first, n, column, dim);
                     let dys = dy.operand(first, n, column, dim);
-                    product_raw(isa, queries, transposed(keys), p.as_mut_ptr(), nk, false);
-                    product_raw(isa, dys, transposed(values), dp.as_mut_ptr(), nk, false);
+                    product_raw(isa, queries, keys.t(), p.as_mut_ptr(), nk, false);
+                    product_raw(isa, dys, values.t(), dp.as_mut_ptr(), nk, false);
                     for i in 0..n {
                         let seen = visible(shape, i0 + i, nk);
                         let (p, dp) = (&mut p[i * nk..(i + 1) * nk], &mut dp[i * nk..(i + 1) * nk]);
@@ -255,8 +245,8 @@ pub(super) fn backward(
                     }
                     let (weights, slopes) = (scratch(&p, n, nk), scratch(&dp, n, nk));
                     product_raw(isa, slopes, keys, dq.at(first, column), dq.stride, false);
-                    product_raw(isa, transposed(slopes), queries, tk, dk.stride, i0 > 0);
-                    product_raw(isa, transposed(weights), dys, tv, dv.stride, i0 > 0);
+                    product_raw(isa, slopes.t(), queries, tk, dk.stride, i0 > 0);
+                    product_raw(isa, weights.t(), dys, tv, dv.stride, i0 > 0);
                 }
             }
             SCRATCH.set((p, dp));

@@ -47,6 +47,10 @@ impl Operand {
         let (row, column) = if m.transposed { (1, m.stride) } else { (m.stride, 1) };
         Operand { data: data.as_ptr(), rows: m.rows, columns: m.columns, row, column }
     }
+    /// The transposed operand.
+    pub(super) fn t(self) -> Operand {
+        Operand { rows: self.columns, columns: self.rows, row: self.column, column: self.row, ..self }
+    }
 }
 
 #[derive(Clone, Copy)]

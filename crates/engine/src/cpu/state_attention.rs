@@ -32,9 +32,6 @@ fn operand(x: &[f32], start: usize, rows: usize, columns: usize, stride: usize) 
     assert!(rows == 0 || start + (rows - 1) * stride + columns <= x.len(), "an operand is beyond its memory");
     Operand { data: x[start.min(x.len())..].as_ptr(), rows, columns, row: stride, column: 1 }
 }
-fn t(o: Operand) -> Operand {
-    Operand { rows: o.columns, columns: o.rows, row: o.column, column: o.row, ..o }
-}
 
 /// `y_h = x_h W_h`: `[rows, heads * dim]` to `[rows, heads * width]`.
 pub(super) fn expand(isa: Isa, x: &[f32], weight: &[f32], heads: usize, width: usize, y: &mut [f32]) {
@@ -60,7 +57,7 @@ pub(super) fn reduce(isa: Isa, x: &[f32], weight: &[f32], heads: usize, width: u
     let y = Shared(y.as_mut_ptr());
     (0..heads).into_par_iter().for_each(|h| {
         let a = operand(x, h * width, rows, width, heads * width);
-        let b = t(operand(weight, h * dim * width, dim, width, width));
+        let b = operand(weight, h * dim * width, dim, width, width).t();
         // SAFETY: this head's columns of `y`.
         unsafe { product_raw(isa, a, b, y.at(h * dim), heads * dim, false) }
     });
@@ -79,7 +76,7 @@ pub(super) fn weight_gradient(
     let rows = x.len() / (heads * dim);
     assert_eq!(c.len(), rows * heads * width);
     dweight.par_chunks_mut(dim * width).enumerate().for_each(|(h, dw)| {
-        let a = t(operand(x, h * dim, rows, dim, heads * dim));
+        let a = operand(x, h * dim, rows, dim, heads * dim).t();
         product(isa, a, operand(c, h * width, rows, width, heads * width), dw, width, true);
     });
 }
@@ -136,7 +133,7 @@ pub(super) fn forward(
             let rows = block(heads).min(qs.len() - i0) * heads;
             let first = (qs.start as usize + i0) * heads;
             s.resize(s.len().max(rows * n), 0.0);
-            product(isa, operand(u, first * width, rows, width, width), t(keys), &mut s, n, false);
+            product(isa, operand(u, first * width, rows, width, width), keys.t(), &mut s, n, false);
             for (r, row) in s.chunks_exact_mut(n.max(1)).take(rows).enumerate() {
                 biases[r % heads].apply(isa, i0 + r / heads, shape.scale as f32, row);
                 // SAFETY: this question's rows.
@@ -188,8 +185,8 @@ pub(super) fn backward(
                 p.resize(p.len().max(rows * n), 0.0);
                 dp.resize(dp.len().max(rows * n), 0.0);
                 let own = |x| operand(x, first * width, rows, width, width);
-                product(isa, own(u), t(keys), &mut p, n, false);
-                product(isa, own(dc), t(keys), &mut dp, n, false);
+                product(isa, own(u), keys.t(), &mut p, n, false);
+                product(isa, own(dc), keys.t(), &mut dp, n, false);
                 let pairs = p.chunks_exact_mut(n.max(1)).zip(dp.chunks_exact_mut(n.max(1)));
                 for (r, (p, dp)) in pairs.take(rows).enumerate() {
                     let at = (first + r) * width;
@@ -211,8 +208,8 @@ pub(super) fn backward(
                 let (weights, slopes) = (operand(&p, 0, rows, n, n), operand(&dp, 0, rows, n, n));
                 // SAFETY: this question's rows; spans of keys do not overlap.
                 unsafe {
-                    product_raw(isa, t(weights), own(dc), dkeys, width, true);
-                    product_raw(isa, t(slopes), own(u), dkeys, width, true);
+                    product_raw(isa, weights.t(), own(dc), dkeys, width, true);
+                    product_raw(isa, slopes.t(), own(u), dkeys, width, true);
                     product_raw(isa, slopes, keys, du.at(first * width), width, false);
                 }
             }
