@@ -1,0 +1,13 @@
+//! Ranks in step: where a process stands among others ([`place`]), and what they do together ([`World`]).
+//!
+//! Knows nothing of models. Carriers only move bytes; every sum is made here, in one order, so that its bits depend
+//! neither on the carrier nor on time.
+
+pub mod carrier;
+pub mod error;
+pub mod place;
+pub mod world;
+
+pub use error::CommError;
+pub use place::Place;
+pub use world::{Number, World};
