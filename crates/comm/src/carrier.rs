@@ -3,7 +3,7 @@
 //! The collectives drive all sends and receives of a step from one loop, so that no order of them can lock; a carrier
 //! only says how many bytes went now.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::CommError;
 
@@ -26,4 +26,45 @@ pub trait Carrier: Send {
     /// # Errors
     /// When the operating system refuses.
     fn wait(&mut self, send: &[usize], recv: &[usize], most: Duration) -> Result<(), CommError>;
+}
+
+/// What a carrier is opened with; every file below `carrier` has an
+/// `open(&Opening) -> Result<Box<dyn Carrier>, CommError>`, called on all ranks at the same time.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// This rank.
+    pub rank: usize,
+    /// Number of ranks.
+    pub size: usize,
+    /// Ranks on this rank's host.
+    pub local_size: usize,
+    /// The ranks that this one talks to, ascending (see [`partners`]); no others are asked for later.
+    pub partners: Vec<usize>,
+    /// Hosts by rank.
+    pub hosts: Vec<String>,
+    /// The secret of the run: for names in shared places, only through a hash.
+    pub secret: String,
+    /// When opening has to be done.
+    pub deadline: Instant,
+}
+
+/// The ranks that `rank` of `size` ever talks to, ascending: one for each bit of its number, and, where `size` is no power
+/// of two, the rank that stands in for those above the greatest one.
+pub fn partners(rank: usize, size: usize) -> Vec<usize> {
+    let power = power_below(size);
+    if rank >= power {
+        return vec![rank - power];
+    }
+    let bits = power.trailing_zeros();
+    let mut all: Vec<usize> = (0..bits).map(|k| rank ^ (1 << k)).collect();
+    if rank + power < size {
+        all.push(rank + power);
+    }
+    all.sort_unstable();
+    all
+}
+
+/// The greatest power of two that is not above `size`.
+pub(crate) fn power_below(size: usize) -> usize {
+    1 << (usize::BITS - 1 - size.max(1).leading_zeros())
 }

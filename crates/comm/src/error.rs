@@ -27,6 +27,9 @@ pub enum CommError {
         /// Its own error.
         what: String,
     },
+    /// A rank lives but does not come to what the others wait in.
+    #[error("{0}")]
+    Timeout(String),
     /// The environment or the settings do not say where this process stands.
     #[error("{0}")]
     Place(String),

@@ -5,9 +5,15 @@
 
 pub mod carrier;
 pub mod error;
+mod number;
 pub mod place;
+pub mod reduction;
+pub mod settings;
 pub mod world;
 
 pub use error::CommError;
+pub use number::Number;
 pub use place::Place;
-pub use world::{Number, World};
+pub use reduction::{Cost, Leave, Reduction};
+pub use settings::{Backend, Settings};
+pub use world::{Gathered, World};

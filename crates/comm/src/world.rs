@@ -6,12 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::CommError;
+use crate::number::Number;
 use crate::place::Place;
-
-/// A value that ranks add and exchange: `f32`, `f64`.
-pub trait Number: Copy + Send + Sync + Default + std::ops::Add<Output = Self> + 'static {}
-impl Number for f32 {}
-impl Number for f64 {}
+use crate::reduction::{Cost, Leave, Reduction};
+use crate::settings::Settings;
 
 struct Inner {
     place: Place,
@@ -23,30 +21,49 @@ pub struct World {
     inner: Arc<Inner>,
 }
 
-/// What a [`Reduction`] leaves where.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
-    /// The whole sum on every rank (all-reduce).
-    Everywhere,
-    /// Each rank's own part of every bucket ([`World::own_parts`]) on that rank only (reduce-scatter).
-    Owned,
+/// Rows gathered from all ranks, and the way back for their gradients ([`World::all_gather_with_gradients`]).
+pub struct Gathered<T> {
+    /// All ranks' rows, in the order of ranks.
+    pub rows: Vec<T>,
+    /// Where each rank's values lie in `rows`.
+    pub parts: Vec<Range<usize>>,
+    world: World,
 }
 
-/// What a reduction cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
-    /// Seconds that the caller waited for it.
-    pub waited: f64,
-    /// Seconds that bytes were on their way.
-    pub busy: f64,
-    /// Bytes sent by this rank.
-    pub sent: u64,
+impl<T: Number> Gathered<T> {
+    /// The gradient of this rank's own values: the sum over all ranks of their `gradients` (one for each value of
+    /// `rows`), along the tree of every sum. What PyTorch's differentiable all-gather does.
+    ///
+    /// # Errors
+    /// As [`World::barrier`]; when `gradients` is not as long as `rows`.
+    pub fn backward(&self, mut gradients: Vec<T>) -> Result<Vec<T>, CommError> {
+        if gradients.len() != self.rows.len() {
+            return Err(CommError::Protocol(format!(
+                "the gradient of gathered rows has {} values where {} were gathered",
+                gradients.len(),
+                self.rows.len()
+            )));
+        }
+        self.world.all_reduce(&mut gradients)?;
+        Ok(gradients[self.parts[self.world.rank()].clone()].to_vec())
+    }
 }
 
 impl World {
     /// A world of one.
     pub fn alone() -> World {
         World { inner: Arc::new(Inner { place: Place::alone() }) }
+    }
+    /// Joins the other ranks of `place`: returns when all are here and can talk.
+    ///
+    /// # Errors
+    /// The ranks did not find each other within [`Settings::join_timeout`]; they are not of one run (secret, version,
+    /// number of ranks, a rank twice); the meeting port is taken; the backend does not work here.
+    pub fn join(place: &Place, _settings: &Settings) -> Result<World, CommError> {
+        if place.world_size == 1 {
+            return Ok(World { inner: Arc::new(Inner { place: place.clone() }) });
+        }
+        Err(CommError::Rendezvous("several ranks do not work yet".into()))
     }
     /// This rank.
     pub fn rank(&self) -> usize {
@@ -55,6 +72,22 @@ impl World {
     /// Number of ranks.
     pub fn size(&self) -> usize {
         self.inner.place.world_size
+    }
+    /// Number of this rank on its host.
+    pub fn local_rank(&self) -> usize {
+        self.inner.place.local_rank
+    }
+    /// Names of the hosts, by rank.
+    pub fn hosts(&self) -> Vec<String> {
+        vec![String::new(); self.size()]
+    }
+    /// Name of the carrier: `local`, `tcp`, `mpi`; `none` when alone.
+    pub fn backend(&self) -> &'static str {
+        "none"
+    }
+    /// What all collectives since the start cost.
+    pub fn costs(&self) -> Cost {
+        Cost::default()
     }
     /// Whether this is rank 0.
     pub fn is_main(&self) -> bool {
@@ -117,5 +150,54 @@ impl World {
     /// rank; cuts lie at multiples of `grain` elements of the buffer.
     pub fn own_parts(&self, bucket: Range<usize>, _grain: usize) -> Vec<Range<usize>> {
         vec![bucket]
+    }
+    /// Starts to sum `data[..len]` over the ranks by `buckets`, declared in the order in which they get ready: a bucket
+    /// is on its way as soon as [`Reduction::ready`] was said of it, while the caller works on others. The same buckets
+    /// on every rank. `present`: whether this rank has anything to add; if not, the contents of its `data` do not matter,
+    /// and its sibling's sum passes through bit for bit. When no rank is present, the sum is 0.
+    ///
+    /// # Safety
+    /// `data[..len]` stays where it is until [`Reduction::finish`] returned or the `Reduction` was dropped, and nobody
+    /// reads or writes bucket `i` between `ready(i)` and then.
+    ///
+    /// # Errors
+    /// When a bucket does not lie in `data[..len]`, or buckets overlap; as [`World::barrier`].
+    pub unsafe fn start_reduction<T: Number>(
+        &self,
+        data: *mut T,
+        len: usize,
+        buckets: &[Range<usize>],
+        leave: Leave,
+        grain: usize,
+        present: bool,
+    ) -> Result<Reduction, CommError> {
+        let _ = (data, len, leave, grain, present);
+        Ok(Reduction::alone(buckets.len()))
+    }
+    /// Every rank gets the parts of `buckets` that the others own ([`World::own_parts`]): the second half of an
+    /// all-reduce, for parameters that each rank renewed in its own parts.
+    ///
+    /// # Errors
+    /// As [`World::start_reduction`].
+    pub fn all_gather_parts<T: Number>(
+        &self,
+        _data: &mut [T],
+        _buckets: &[Range<usize>],
+        _grain: usize,
+    ) -> Result<(), CommError> {
+        Ok(())
+    }
+    /// All ranks' values, in the order of ranks, with a way back for their gradients.
+    ///
+    /// # Errors
+    /// As [`World::barrier`].
+    pub fn all_gather_with_gradients<T: Number>(&self, own: &[T]) -> Result<Gathered<T>, CommError> {
+        let mut rows = Vec::new();
+        let mut parts = Vec::new();
+        for of_rank in self.all_gather(own)? {
+            parts.push(rows.len()..rows.len() + of_rank.len());
+            rows.extend_from_slice(&of_rank);
+        }
+        Ok(Gathered { rows, parts, world: self.clone() })
     }
 }
