@@ -195,6 +195,11 @@ pub struct AdamStep {
 pub trait Device: Clone + Send + Sync + Sized + 'static {
     /// A buffer of this device.
     type Storage: Send + Sync + 'static;
+    /// An element of a buffer.
+    type Element: Copy + Send + Sync + Default + std::ops::Add<Output = Self::Element> + 'static;
+
+    /// Elements of a block of [`Device::dot_blocks`].
+    const BLOCK: usize;
 
     /// Short name, for logs and checkpoints: `cpu`, `reference`.
     fn name(&self) -> &'static str;
@@ -214,6 +219,11 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn host<'a>(&self, source: View<'a, Self>) -> std::borrow::Cow<'a, [f32]> {
         self.read(source).into()
     }
+    /// The elements themselves, for those who move them between processes: a device whose memory is not the host's cannot
+    /// be trained by several.
+    fn elements<'a>(&self, source: View<'a, Self>) -> &'a [Self::Element];
+    /// As [`Device::elements`], writable.
+    fn elements_mut<'a>(&self, target: ViewMut<'a, Self>) -> &'a mut [Self::Element];
     /// Copies values out at full precision.
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64>;
     /// Releases buffers kept for reuse that recent work did not need.
@@ -227,8 +237,12 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn add(&self, target: ViewMut<'_, Self>, source: View<'_, Self>);
     /// `target *= factor`
     fn scale(&self, target: ViewMut<'_, Self>, factor: f64);
-    /// Sum of `a[i] * b[i]`, over fixed blocks.
-    fn dot(&self, a: View<'_, Self>, b: View<'_, Self>) -> f64;
+    /// Sums of `a[i] * b[i]` over the blocks of [`Device::BLOCK`] elements, in their order; the last may be shorter.
+    fn dot_blocks(&self, a: View<'_, Self>, b: View<'_, Self>) -> Vec<f64>;
+    /// Sum of `a[i] * b[i]`: the sums of the fixed blocks, added in their order.
+    fn dot(&self, a: View<'_, Self>, b: View<'_, Self>) -> f64 {
+        self.dot_blocks(a, b).iter().sum()
+    }
 
     /// `c = a b`, or `c += a b` when `accumulate`; `c` is contiguous, `a.rows x b.columns`.
     fn product(&self, a: Matrix<'_, Self>, b: Matrix<'_, Self>, c: ViewMut<'_, Self>, accumulate: bool);

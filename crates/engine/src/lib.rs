@@ -17,5 +17,5 @@ pub use device::{Activation, AdamStep, AttentionShape, Device, RelativeBuckets, 
 pub use params::{Arena, Layout, Param, ParamSpec};
 pub use random::Dropout;
 pub use reference::Reference;
-pub use tape::{Draw, Tape, Var};
+pub use tape::{Buckets, Draw, Tape, Var};
 pub use tensor::Tensor;

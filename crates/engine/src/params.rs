@@ -2,6 +2,8 @@
 //!
 //! A layer's parameters lie together, so that its gradients can travel as one bucket and the optimizer is one pass.
 
+use std::ops::Range;
+
 use crate::device::{Device, Matrix, View, ViewMut};
 
 /// A parameter's place in the arena: a `rows x columns` matrix (a vector has one row).
@@ -81,6 +83,31 @@ impl Layout {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+    /// The arena in buckets of about `least` to `most` elements, from its end to its start: models register parameters in the
+    /// order of their use, so backward is done with the last ones first. All cuts but the end lie at multiples of `grain`.
+    pub fn buckets(&self, grain: usize, least: usize, most: usize) -> Vec<Range<usize>> {
+        let (grain, most) = (grain.max(1), most.max(grain.max(1)));
+        let mut buckets = Vec::new();
+        let mut end = self.len;
+        for spec in self.specs.iter().rev() {
+            // A block that two parameters share goes with the one that is ready later.
+            let start = match spec.place.start {
+                0 => 0,
+                start => start.next_multiple_of(grain),
+            };
+            if start >= end || (end - start < least && start > 0) {
+                continue;
+            }
+            while end - start > most {
+                let cut = ((end - 1) / grain * grain + grain).saturating_sub(most / grain * grain).max(start);
+                buckets.push(cut..end);
+                end = cut;
+            }
+            buckets.push(start..end);
+            end = start;
+        }
+        buckets
+    }
 }
 
 /// One value per element of a [`Layout`]: parameters, gradients or moments.
@@ -94,6 +121,10 @@ impl<D: Device> Arena<D> {
     pub fn zeros(device: &D, layout: &Layout) -> Self {
         Arena { storage: device.zeros(layout.len()), len: layout.len() }
     }
+    /// `len` zeros: moments of a part of a layout.
+    pub fn of_len(device: &D, len: usize) -> Self {
+        Arena { storage: device.zeros(len), len }
+    }
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
@@ -101,6 +132,17 @@ impl<D: Device> Arena<D> {
     /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+    /// A stretch of the arena.
+    ///
+    /// # Panics
+    /// When it is used and lies beyond the arena.
+    pub fn range(&self, range: Range<usize>) -> View<'_, D> {
+        View { storage: &self.storage, start: range.start, len: range.len() }
+    }
+    /// As [`Arena::range`], writable.
+    pub fn range_mut(&mut self, range: Range<usize>) -> ViewMut<'_, D> {
+        ViewMut { storage: &mut self.storage, start: range.start, len: range.len() }
     }
     /// The whole arena.
     pub fn all(&self) -> View<'_, D> {
@@ -121,5 +163,35 @@ impl<D: Device> Arena<D> {
     /// One parameter as an operand of a product.
     pub fn matrix(&self, p: Param) -> Matrix<'_, D> {
         Matrix::new(self.view(p), p.rows, p.columns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_cover_the_arena_from_its_end() {
+        let mut layout = Layout::default();
+        for (i, n) in [5000, 3, 90, 200, 1, 64, 64, 7].into_iter().enumerate() {
+            layout.add(format!("p{i}"), &[n]);
+        }
+        for (grain, least, most) in
+            [(16, 100, 500), (1, 1, 1), (64, 1, 64), (16, 1 << 20, 1 << 20), (1 << 14, 1, 1)]
+        {
+            let buckets = layout.buckets(grain, least, most);
+            let mut end = layout.len();
+            for bucket in &buckets {
+                assert!(
+                    !bucket.is_empty() && bucket.end == end && bucket.start.is_multiple_of(grain),
+                    "{buckets:?}"
+                );
+                assert!(bucket.len() <= most.max(least + 5000).max(grain), "{buckets:?}");
+                end = bucket.start;
+            }
+            assert_eq!(end, 0, "{buckets:?}");
+        }
+        assert_eq!(layout.buckets(16, 100, 2000).len(), 5);
+        assert!(Layout::default().buckets(16, 1, 1).is_empty());
     }
 }

@@ -3,6 +3,7 @@
 //! A tape lives for one shard. With `recording` off it keeps nothing: inference and recomputed blocks.
 //! Losses are roots: they carry their weight themselves and receive no gradient.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use crate::device::Device;
@@ -34,12 +35,55 @@ pub struct Draw {
     pub shard: u64,
 }
 
+/// Stretches of the gradients, and who wants to know when a backward pass is done with them.
+pub struct Buckets<'b, D: Device> {
+    /// The stretches, in the order in which they are told.
+    pub ranges: &'b [Range<usize>],
+    /// Called once for each, with its number and the gradients: nothing will be added to that stretch any more. In order:
+    /// one that is ready early is told after those before it.
+    pub ready: &'b mut dyn FnMut(usize, &mut Arena<D>),
+}
+
+/// Who is told of parameters that a node has added to.
+trait Watch<D: Device> {
+    fn written(&mut self, p: Param);
+    fn tell(&mut self, gradients: &mut Arena<D>);
+}
+
+/// Counts the writers of each bucket that are still to run.
+struct Countdown<'b, D: Device> {
+    buckets: Buckets<'b, D>,
+    writers: Vec<usize>,
+    told: usize,
+}
+
+impl<D: Device> Countdown<'_, D> {
+    fn touched(&self, p: Param) -> impl Iterator<Item = usize> {
+        let touches = move |r: &Range<usize>| p.start < r.end && r.start < p.start + p.len();
+        self.buckets.ranges.iter().enumerate().filter(move |(_, r)| touches(r)).map(|(i, _)| i)
+    }
+}
+
+impl<D: Device> Watch<D> for Countdown<'_, D> {
+    fn written(&mut self, p: Param) {
+        let touched: Vec<usize> = self.touched(p).collect();
+        touched.into_iter().for_each(|i| self.writers[i] -= 1);
+    }
+    fn tell(&mut self, gradients: &mut Arena<D>) {
+        while self.writers.get(self.told) == Some(&0) {
+            (self.buckets.ready)(self.told, gradients);
+            self.told += 1;
+        }
+    }
+}
+
 /// Gradients while the tape runs backward: one slot a value, and the arena of parameter gradients.
 pub struct Gradients<'g, D: Device> {
     device: D,
     slots: Vec<Option<Tensor<D>>>,
     /// Gradients of the parameters, added to.
     pub parameters: &'g mut Arena<D>,
+    watch: Option<&'g mut (dyn Watch<D> + 'g)>,
 }
 
 impl<D: Device> Gradients<'_, D> {
@@ -62,6 +106,12 @@ impl<D: Device> Gradients<'_, D> {
 
 /// The backward of one operation.
 pub(crate) trait Node<'p, D: Device> {
+    /// Names the parameters whose gradients [`Node::backward`] may add to; one that is named twice is named twice on every call.
+    fn writes(&self, each: &mut dyn FnMut(Param));
+    /// Whether backward will run the node's own tape, which tells of what it writes itself.
+    fn runs_again(&self, _: &Gradients<'_, D>) -> bool {
+        false
+    }
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>);
 }
 
@@ -73,13 +123,16 @@ pub struct Tape<'p, D: Device> {
     nodes: Vec<Box<dyn Node<'p, D> + 'p>>,
     values: usize,
     recording: bool,
+    /// In the plain pass of a recomputed block: what its nodes would write.
+    noted: Option<Vec<Param>>,
     draw: Option<Draw>,
 }
 
 impl<'p, D: Device> Tape<'p, D> {
     /// A tape that records for a backward pass; dropout is keyed by `draw`.
     pub fn recording(device: &D, parameters: &'p Arena<D>, draw: Option<Draw>) -> Self {
-        Tape { device: device.clone(), parameters, nodes: Vec::new(), values: 0, recording: true, draw }
+        let (device, nodes) = (device.clone(), Vec::new());
+        Tape { device, parameters, nodes, values: 0, recording: true, noted: None, draw }
     }
     /// A tape that keeps nothing and drops nothing out: inference.
     pub fn inference(device: &D, parameters: &'p Arena<D>) -> Self {
@@ -100,13 +153,38 @@ impl<'p, D: Device> Tape<'p, D> {
         if self.recording {
             let node = node();
             self.nodes.push(node);
+        } else if let Some(noted) = &mut self.noted {
+            node().writes(&mut |p| noted.push(p));
         }
     }
     /// Runs backward from the recorded losses; adds to `parameters`. Gradients of `inputs` come back
     /// (zero where nothing depends on one).
-    pub fn backward(mut self, parameters: &mut Arena<D>, inputs: &[&Var<D>]) -> Vec<Tensor<D>> {
+    pub fn backward(self, parameters: &mut Arena<D>, inputs: &[&Var<D>]) -> Vec<Tensor<D>> {
+        self.run(parameters, inputs, None)
+    }
+    /// As [`Tape::backward`], with the same bits; tells when each bucket of `parameters` gets no more addends.
+    pub fn backward_with(self, parameters: &mut Arena<D>, buckets: Buckets<'_, D>) {
+        let mut writers = vec![0; buckets.ranges.len()];
+        let mut watch = Countdown { buckets, writers: Vec::new(), told: 0 };
+        for node in &self.nodes {
+            node.writes(&mut |p| watch.touched(p).for_each(|i| writers[i] += 1));
+        }
+        watch.writers = writers;
+        watch.tell(parameters);
+        self.run(parameters, &[], Some(&mut watch));
+    }
+    fn run(
+        mut self,
+        parameters: &mut Arena<D>,
+        inputs: &[&Var<D>],
+        watch: Option<&mut dyn Watch<D>>,
+    ) -> Vec<Tensor<D>> {
         let slots = (0..self.values).map(|_| None).collect();
-        let mut g = Gradients { device: self.device.clone(), slots, parameters };
+        let mut g = Gradients { device: self.device.clone(), slots, parameters, watch: None };
+        // Apart from the struct, so that the two lifetimes need not be one.
+        if let Some(watch) = watch {
+            g.watch = Some(watch);
+        }
         self.run_backward(&mut g);
         inputs
             .iter()
@@ -117,7 +195,21 @@ impl<'p, D: Device> Tape<'p, D> {
     }
     fn run_backward(&mut self, gradients: &mut Gradients<'_, D>) {
         while let Some(node) = self.nodes.pop() {
+            if gradients.watch.is_none() {
+                node.backward(self, gradients);
+                continue;
+            }
+            // A block that runs again tells of its own nodes; one without a gradient does not run.
+            let mut written = Vec::new();
+            node.writes(&mut |p| written.push(p));
+            let runs_again = node.runs_again(gradients);
             node.backward(self, gradients);
+            if let Some(watch) = &mut gradients.watch {
+                if !runs_again {
+                    written.into_iter().for_each(|p| watch.written(p));
+                }
+                watch.tell(gradients.parameters);
+            }
         }
     }
 
@@ -137,6 +229,7 @@ impl<'p, D: Device> Tape<'p, D> {
             nodes: Vec::new(),
             values: 0,
             recording: false,
+            noted: Some(Vec::new()),
             draw: self.draw,
         };
         let inner: Vec<Var<D>> = owned.iter().map(|v| plain.share(v)).collect();
@@ -145,8 +238,8 @@ impl<'p, D: Device> Tape<'p, D> {
         let id = self.values;
         self.values += 1;
         let y = Var { id, tensor: result.tensor };
-        let draw = self.draw;
-        self.push(|| Box::new(Recompute { inputs: owned, output: id, block: Box::new(block), draw }));
+        let (draw, writes) = (self.draw, plain.noted.unwrap_or_default());
+        self.push(|| Box::new(Recompute { inputs: owned, output: id, block: Box::new(block), writes, draw }));
         y
     }
     fn share(&mut self, v: &Var<D>) -> Var<D> {
@@ -164,10 +257,17 @@ struct Recompute<'p, D: Device> {
     inputs: Vec<Var<D>>,
     output: usize,
     block: Box<dyn Fn(&mut Tape<'p, D>, &[Var<D>]) -> Var<D> + 'p>,
+    writes: Vec<Param>,
     draw: Option<Draw>,
 }
 
 impl<'p, D: Device> Node<'p, D> for Recompute<'p, D> {
+    fn writes(&self, each: &mut dyn FnMut(Param)) {
+        self.writes.iter().for_each(|&p| each(p));
+    }
+    fn runs_again(&self, gradients: &Gradients<'_, D>) -> bool {
+        gradients.slots[self.output].is_some()
+    }
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
         let Some(dy) = gradients.take(self.output) else {
             return;
@@ -178,7 +278,11 @@ impl<'p, D: Device> Node<'p, D> for Recompute<'p, D> {
         let mut slots: Vec<Option<Tensor<D>>> = (0..again.values).map(|_| None).collect();
         slots[y.id] = Some(dy);
         drop(y);
-        let mut g = Gradients { device: tape.device.clone(), slots, parameters: gradients.parameters };
+        let mut g =
+            Gradients { device: tape.device.clone(), slots, parameters: gradients.parameters, watch: None };
+        if let Some(watch) = &mut gradients.watch {
+            g.watch = Some(&mut **watch);
+        }
         again.run_backward(&mut g);
         let found: Vec<_> = inner.iter().map(|v| g.take(v.id)).collect();
         for (outer, d) in self.inputs.iter().zip(found) {

@@ -58,12 +58,10 @@ kernel! {
         sum
     }
 }
-/// Exact products summed in f64 over fixed blocks, the blocks in order.
-pub(super) fn dot(isa: Isa, x: &[f32], y: &[f32]) -> f64 {
+/// Exact products summed in f64 over fixed blocks.
+pub(super) fn dot_blocks(isa: Isa, x: &[f32], y: &[f32]) -> Vec<f64> {
     assert_eq!(x.len(), y.len());
-    let parts: Vec<f64> =
-        x.par_chunks(BLOCK).zip(y.par_chunks(BLOCK)).map(|(a, b)| dot_block(isa, a, b)).collect();
-    parts.iter().sum()
+    x.par_chunks(BLOCK).zip(y.par_chunks(BLOCK)).map(|(a, b)| dot_block(isa, a, b)).collect()
 }
 
 /// Rows of a block, so that a block holds about `BLOCK` elements.

@@ -85,17 +85,19 @@ impl Cpu {
 
 impl<'a> View<'a, Cpu> {
     pub(crate) fn slice(self) -> &'a [f32] {
-        &self.storage[self.start..self.start + self.len]
+        self.storage.part(self.start, self.len)
     }
 }
 impl<'a> ViewMut<'a, Cpu> {
     pub(crate) fn slice(self) -> &'a mut [f32] {
-        &mut self.storage[self.start..self.start + self.len]
+        self.storage.part_mut(self.start, self.len)
     }
 }
 
 impl Device for Cpu {
     type Storage = Buffer;
+    type Element = f32;
+    const BLOCK: usize = BLOCK;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -123,6 +125,12 @@ impl Device for Cpu {
     fn host<'a>(&self, source: View<'a, Self>) -> std::borrow::Cow<'a, [f32]> {
         source.slice().into()
     }
+    fn elements<'a>(&self, source: View<'a, Self>) -> &'a [f32] {
+        source.slice()
+    }
+    fn elements_mut<'a>(&self, target: ViewMut<'a, Self>) -> &'a mut [f32] {
+        target.slice()
+    }
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64> {
         source.slice().iter().map(|&v| v as f64).collect()
     }
@@ -141,8 +149,8 @@ impl Device for Cpu {
     fn scale(&self, target: ViewMut<'_, Self>, factor: f64) {
         elementwise::scale(self.isa, target.slice(), factor as f32);
     }
-    fn dot(&self, a: View<'_, Self>, b: View<'_, Self>) -> f64 {
-        elementwise::dot(self.isa, a.slice(), b.slice())
+    fn dot_blocks(&self, a: View<'_, Self>, b: View<'_, Self>) -> Vec<f64> {
+        elementwise::dot_blocks(self.isa, a.slice(), b.slice())
     }
     fn product(&self, a: Matrix<'_, Self>, b: Matrix<'_, Self>, c: ViewMut<'_, Self>, accumulate: bool) {
         assert_eq!(a.columns, b.rows, "inner sizes of a product differ");

@@ -100,6 +100,28 @@ pub struct Buffer {
     pool: Arc<Pool>,
 }
 
+impl Buffer {
+    /// Elements `start..start + len`, by their own pointer: a reference to the whole buffer would stand for elements that
+    /// another thread may be summing.
+    pub(super) fn part(&self, start: usize, len: usize) -> &[f32] {
+        let at = self.pointer(start, len);
+        // SAFETY: within the buffer (checked), whose elements are initialised.
+        unsafe { std::slice::from_raw_parts(at, len) }
+    }
+    /// As [`Buffer::part`], writable.
+    pub(super) fn part_mut(&mut self, start: usize, len: usize) -> &mut [f32] {
+        let at = self.pointer(start, len);
+        // SAFETY: as above, and the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(at, len) }
+    }
+    fn pointer(&self, start: usize, len: usize) -> *mut f32 {
+        assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "a view beyond its buffer");
+        let block = self.block.as_ref().expect("present until dropped");
+        // SAFETY: within the block.
+        unsafe { block.data.as_ptr().add(start) }
+    }
+}
+
 impl Deref for Buffer {
     type Target = [f32];
     fn deref(&self) -> &[f32] {

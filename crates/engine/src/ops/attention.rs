@@ -74,6 +74,9 @@ impl<'p, D: Device> Tape<'p, D> {
 }
 
 impl<'p, D: Device> Node<'p, D> for Attention<D> {
+    fn writes(&self, each: &mut dyn FnMut(Param)) {
+        self.bias.into_iter().for_each(each);
+    }
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
         let Some(dy) = gradients.take(self.y.id) else {
             return;

@@ -65,6 +65,9 @@ impl<'p, D: Device> Tape<'p, D> {
 }
 
 impl<'p, D: Device> Node<'p, D> for CrossEntropy<D> {
+    fn writes(&self, each: &mut dyn FnMut(Param)) {
+        each(self.weight);
+    }
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
         let (device, x) = (&tape.device, &self.x.tensor);
         let mut dx = Tensor::scratch(device, x.rows, x.columns);

@@ -33,6 +33,9 @@ impl<'p, D: Device> Tape<'p, D> {
 }
 
 impl<'p, D: Device> Node<'p, D> for Embedding {
+    fn writes(&self, each: &mut dyn FnMut(Param)) {
+        each(self.table);
+    }
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
         let Some(mut dy) = gradients.take(self.output) else {
             return;

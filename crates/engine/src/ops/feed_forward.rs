@@ -1,6 +1,7 @@
 //! The middle of a feed-forward layer: `y = dropout(act(u))`, or gated (Shazeer, 2020): `y = dropout(act(a) * b)`, u = [a | b].
 
 use crate::device::{Activation, Device};
+use crate::params::Param;
 use crate::random::Dropout;
 use crate::tape::{Gradients, Node, Tape, Var};
 use crate::tensor::Tensor;
@@ -39,6 +40,7 @@ impl<'p, D: Device> Tape<'p, D> {
 }
 
 impl<'p, D: Device> Node<'p, D> for FeedForward<D> {
+    fn writes(&self, _: &mut dyn FnMut(Param)) {}
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
         let Some(dy) = gradients.take(self.output) else {
             return;

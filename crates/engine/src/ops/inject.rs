@@ -2,6 +2,7 @@
 //! a second pass over stored embeddings uses it to continue a loss that was computed elsewhere.
 
 use crate::device::Device;
+use crate::params::Param;
 use crate::tape::{Gradients, Node, Tape, Var};
 use crate::tensor::Tensor;
 
@@ -22,6 +23,7 @@ impl<'p, D: Device> Tape<'p, D> {
 }
 
 impl<'p, D: Device> Node<'p, D> for Inject<D> {
+    fn writes(&self, _: &mut dyn FnMut(Param)) {}
     fn backward(self: Box<Self>, _: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
         gradients.add(self.x, self.gradient);
     }

@@ -24,6 +24,9 @@ impl<'p, D: Device> Tape<'p, D> {
 }
 
 impl<'p, D: Device> Node<'p, D> for Linear<D> {
+    fn writes(&self, each: &mut dyn FnMut(Param)) {
+        each(self.weight);
+    }
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
         let Some(dy) = gradients.take(self.output) else {
             return;

@@ -52,6 +52,9 @@ impl<'p, D: Device> Tape<'p, D> {
 }
 
 impl<'p, D: Device> Node<'p, D> for RmsNorm<D> {
+    fn writes(&self, each: &mut dyn FnMut(Param)) {
+        each(self.weight);
+    }
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
         let Some(mut dy) = gradients.take(self.output) else {
             return;
@@ -65,6 +68,10 @@ impl<'p, D: Device> Node<'p, D> for RmsNorm<D> {
 }
 
 impl<'p, D: Device> Node<'p, D> for NormLinear<D> {
+    fn writes(&self, each: &mut dyn FnMut(Param)) {
+        each(self.weight);
+        each(self.norm);
+    }
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
         let Some(dy) = gradients.take(self.output) else {
             return;

@@ -62,6 +62,9 @@ impl<'p, D: Device> Tape<'p, D> {
 }
 
 impl<'p, D: Device> Node<'p, D> for StateAttention<D> {
+    fn writes(&self, each: &mut dyn FnMut(Param)) {
+        [self.key, self.value].into_iter().chain(self.bias).for_each(each);
+    }
     fn backward(self: Box<Self>, tape: &Tape<'p, D>, gradients: &mut Gradients<'_, D>) {
         let Some(dy) = gradients.take(self.output) else { return };
         let (device, heads, width) = (&tape.device, self.shape.heads, self.states.tensor.columns);

@@ -19,7 +19,10 @@ impl<'a> View<'a, Reference> {
 }
 impl<'a> ViewMut<'a, Reference> {
     fn slice(self) -> &'a mut [f64] {
-        &mut self.storage[self.start..self.start + self.len]
+        assert!(self.start.checked_add(self.len).is_some_and(|end| end <= self.storage.len()));
+        // SAFETY: within the buffer; by pointer, since a reference to all of it would stand for elements that another
+        // thread may be summing.
+        unsafe { std::slice::from_raw_parts_mut(self.storage.as_mut_ptr().add(self.start), self.len) }
     }
 }
 impl Matrix<'_, Reference> {
@@ -35,6 +38,8 @@ impl Matrix<'_, Reference> {
 
 impl Device for Reference {
     type Storage = Vec<f64>;
+    type Element = f64;
+    const BLOCK: usize = 1 << 14;
 
     fn name(&self) -> &'static str {
         "reference"
@@ -61,6 +66,12 @@ impl Device for Reference {
     fn read(&self, source: View<'_, Self>) -> Vec<f32> {
         source.slice().iter().map(|&v| v as f32).collect()
     }
+    fn elements<'a>(&self, source: View<'a, Self>) -> &'a [f64] {
+        source.slice()
+    }
+    fn elements_mut<'a>(&self, target: ViewMut<'a, Self>) -> &'a mut [f64] {
+        target.slice()
+    }
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64> {
         source.slice().to_vec()
     }
@@ -82,9 +93,10 @@ impl Device for Reference {
             *t *= factor;
         }
     }
-    fn dot(&self, a: View<'_, Self>, b: View<'_, Self>) -> f64 {
+    fn dot_blocks(&self, a: View<'_, Self>, b: View<'_, Self>) -> Vec<f64> {
         assert_eq!(a.len, b.len);
-        a.slice().iter().zip(b.slice()).map(|(a, b)| a * b).sum()
+        let blocks = a.slice().chunks(Self::BLOCK).zip(b.slice().chunks(Self::BLOCK));
+        blocks.map(|(a, b)| a.iter().zip(b).map(|(a, b)| a * b).sum()).collect()
     }
     fn product(&self, a: Matrix<'_, Self>, b: Matrix<'_, Self>, c: ViewMut<'_, Self>, accumulate: bool) {
         assert_eq!(a.columns, b.rows, "inner sizes of a product differ");
