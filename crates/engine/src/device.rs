@@ -224,6 +224,8 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn elements<'a>(&self, source: View<'a, Self>) -> &'a [Self::Element];
     /// As [`Device::elements`], writable.
     fn elements_mut<'a>(&self, target: ViewMut<'a, Self>) -> &'a mut [Self::Element];
+    /// Where the elements lie, for one who writes to a part of them while kernels are at work on other parts.
+    fn pointer(&self, target: ViewMut<'_, Self>) -> *mut Self::Element;
     /// Copies values out at full precision.
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64>;
     /// Releases buffers kept for reuse that recent work did not need.

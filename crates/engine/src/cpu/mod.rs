@@ -131,6 +131,9 @@ impl Device for Cpu {
     fn elements_mut<'a>(&self, target: ViewMut<'a, Self>) -> &'a mut [f32] {
         target.slice()
     }
+    fn pointer(&self, target: ViewMut<'_, Self>) -> *mut f32 {
+        target.storage.pointer(target.start, target.len)
+    }
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64> {
         source.slice().iter().map(|&v| v as f64).collect()
     }

@@ -114,7 +114,7 @@ impl Buffer {
         // SAFETY: as above, and the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(at, len) }
     }
-    fn pointer(&self, start: usize, len: usize) -> *mut f32 {
+    pub(super) fn pointer(&self, start: usize, len: usize) -> *mut f32 {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "a view beyond its buffer");
         let block = self.block.as_ref().expect("present until dropped");
         // SAFETY: within the block.

@@ -72,6 +72,9 @@ impl Device for Reference {
     fn elements_mut<'a>(&self, target: ViewMut<'a, Self>) -> &'a mut [f64] {
         target.slice()
     }
+    fn pointer(&self, target: ViewMut<'_, Self>) -> *mut f64 {
+        target.slice().as_mut_ptr()
+    }
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64> {
         source.slice().to_vec()
     }
