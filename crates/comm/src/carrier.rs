@@ -3,6 +3,9 @@
 //! The collectives drive all sends and receives of a step from one loop, so that no order of them can lock; a carrier
 //! only says how many bytes went now.
 
+#[cfg(target_os = "linux")]
+pub mod local;
+
 use std::time::{Duration, Instant};
 
 use crate::error::CommError;
