@@ -5,6 +5,10 @@
 
 #[cfg(target_os = "linux")]
 pub mod local;
+#[cfg(target_os = "linux")]
+pub mod mixed;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 
 use std::time::{Duration, Instant};
 

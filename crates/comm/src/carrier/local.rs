@@ -100,23 +100,26 @@ impl Local {
                 "rank {rank} is not among the ranks of its host, {ranks:?}"
             )));
         };
-        let segment = Segment::open(folder, session, rank, ranks, ring, until)?;
         let ends = || ranks.iter().map(|_| End::default()).collect::<Vec<_>>();
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let spin = cores > ranks.len();
-        let mut local =
-            Local { rank, slot, ranks: ranks.to_vec(), segment, sends: ends(), receives: ends(), spin };
-        let mut reserve = || {
-            for peer in partners {
-                if let Ok(peer) = ranks.binary_search(peer) {
-                    local.sends[peer].ring = Some(local.segment.ring(slot, peer, true)?);
-                }
+        let spin = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > ranks.len());
+        loop {
+            let segment = Segment::open(folder, session, rank, ranks, ring, until)?;
+            let mut local =
+                Local { rank, slot, ranks: ranks.to_vec(), segment, sends: ends(), receives: ends(), spin };
+            let ready = local.reserve(partners);
+            if local.segment.meet(ready, ranks, until)? {
+                return Ok(local);
             }
-            Ok(())
-        };
-        let ready = reserve();
-        local.segment.meet(ready, ranks, until)?;
-        Ok(local)
+        }
+    }
+
+    fn reserve(&mut self, partners: &[usize]) -> Result<(), CommError> {
+        for peer in partners {
+            if let Ok(peer) = self.ranks.binary_search(peer) {
+                self.sends[peer].ring = Some(self.segment.ring(self.slot, peer, true)?);
+            }
+        }
+        Ok(())
     }
 
     /// Whether `peer` is on this host.
@@ -277,4 +280,4 @@ impl Carrier for Local {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -151,8 +151,7 @@ impl Segment {
     ) -> Result<Segment, CommError> {
         let layout = Layout::new(ranks.len(), ring)?;
         let digest = digest(session, ranks);
-        let hash: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        let path = folder.join(format!("{PREFIX}{hash}"));
+        let path = path(folder, &digest);
         loop {
             let segment = if ranks.first() == Some(&rank) {
                 // Also what a run of the same secret left that died while it joined.
@@ -179,14 +178,15 @@ impl Segment {
         }
     }
 
-    /// Says that this rank is ready (or that it is not, and why), and returns when all are.
+    /// Says that this rank is ready (or that it is not, and why), and returns when all are. `false`: this file was a dead
+    /// run's, and went; the ranks meet in another one.
     pub fn meet(
         &mut self,
         ready: Result<(), CommError>,
         ranks: &[usize],
         until: Instant,
-    ) -> Result<(), CommError> {
-        let _name = self.name.take(); // with this call the name goes, whatever comes
+    ) -> Result<bool, CommError> {
+        let name = self.name.take(); // with this call the name goes, whatever comes
         let head = self.head();
         if ready.is_err() {
             head.refused.store(1, Ordering::Release);
@@ -195,17 +195,24 @@ impl Segment {
         head.attached.fetch_add(1, Ordering::AcqRel);
         let here = || head.attached.load(Ordering::Acquire) as usize;
         while here() < ranks.len() {
-            let refused = head.refused.load(Ordering::Acquire) != 0;
-            if refused || Instant::now() >= until {
+            let nameless =
+                name.is_none() && rustix::fs::fstat(&self.file).is_ok_and(|stat| stat.st_nlink == 0);
+            let (refused, late) = (head.refused.load(Ordering::Acquire) != 0, Instant::now() >= until);
+            if refused || late {
                 return Err(CommError::Rendezvous(format!(
                     "shared memory: {} of the ranks {ranks:?} met; {}: choose --backend tcp",
                     here(),
                     if refused { "another one could not use it" } else { "the others did not come in time" }
                 )));
             }
+            // The lock of one who sweeps a dead file away looks like a living maker's; but a living maker takes the name
+            // away only when all are here, or when it gives up.
+            if nameless && here() < ranks.len() {
+                return Ok(false);
+            }
             std::thread::sleep(Duration::from_micros(200));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// `None`: the name is taken.
@@ -284,6 +291,15 @@ impl Segment {
         Ok(Some(segment))
     }
 
+    /// The file as a rank sees it that takes another's passing lock for its maker's.
+    #[cfg(test)]
+    pub fn open_locked(folder: &Path, session: &str, ranks: &[usize], ring: usize) -> Segment {
+        let digest = digest(session, ranks);
+        let path = path(folder, &digest);
+        let lock = std::fs::File::open(&path).unwrap();
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+        Segment::find(&path, Layout::new(ranks.len(), ring).unwrap(), &digest).unwrap().unwrap()
+    }
     /// As a kill does it: the file keeps its name.
     #[cfg(test)]
     pub fn forget_name(&mut self) {
@@ -351,6 +367,11 @@ fn digest(session: &str, ranks: &[usize]) -> [u8; 32] {
         hash.update((*rank as u64).to_le_bytes());
     }
     hash.finalize().into()
+}
+
+fn path(folder: &Path, digest: &[u8; 32]) -> PathBuf {
+    let hash: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    folder.join(format!("{PREFIX}{hash}"))
 }
 
 /// Removes what dead runs of this user left: files of our name that nobody locks.
