@@ -5,6 +5,7 @@
 
 pub mod carrier;
 pub mod error;
+pub mod launch;
 mod number;
 pub mod place;
 pub mod reduction;

@@ -18,6 +18,7 @@ pub use slurm::is_step as is_slurm_step;
 
 use crate::error::CommError;
 use vars::Vars;
+pub(crate) use vars::{derived_secret, valid_meeting};
 
 /// Most ranks that are believed to be meant.
 pub const MOST_RANKS: usize = 1 << 16;

@@ -24,7 +24,7 @@ pub fn first_host(list: &str) -> Result<String, CommError> {
     if list.len() > MOST_TEXT {
         return Err(bad(list, "it is longer than 1 MiB"));
     }
-    let word = words(list).and_then(|mut w| Ok(w.swap_remove(0))).map_err(|what| bad(list, &what))?;
+    let word = words(list).map(|mut w| w.swap_remove(0)).map_err(|what| bad(list, &what))?;
     let pieces = pieces(word).map_err(|what| bad(list, &what))?;
     Ok(pieces.iter().map(|p| p.at(0)).collect())
 }

@@ -51,11 +51,7 @@ impl Vars<'_> {
     /// What the user says about the meeting place, whoever starts the processes.
     pub fn meeting(&self) -> Result<Option<String>, CommError> {
         let Some(text) = self.text(MEETING) else { return Ok(None) };
-        let good = text.rsplit_once(':').is_some_and(|(host, port)| {
-            let bare = host.contains(':') && !(host.starts_with('[') && host.ends_with(']'));
-            !host.is_empty() && !bare && port.parse::<u16>().is_ok_and(|p| p > 0)
-        });
-        match good {
+        match valid_meeting(&text) {
             true => Ok(Some(text)),
             false => Err(wrong(format!(
                 "{MEETING} is {text:?}: expected host:port, as in node1:15001 or [fe80::1]:15001"
@@ -76,8 +72,16 @@ fn missing(name: &str, starter: &str) -> CommError {
     ))
 }
 
+/// Whether a text is `host:port`, an IPv6 address in brackets.
+pub(crate) fn valid_meeting(text: &str) -> bool {
+    text.rsplit_once(':').is_some_and(|(host, port)| {
+        let bare = host.contains(':') && !(host.starts_with('[') && host.ends_with(']'));
+        !host.is_empty() && !bare && port.parse::<u16>().is_ok_and(|p| p > 0)
+    })
+}
+
 /// A secret that follows from names of a job: SHA-256 of them, as hexadecimal digits.
-pub(super) fn derived_secret(names: &[&str]) -> String {
+pub(crate) fn derived_secret(names: &[&str]) -> String {
     let mut hash = Sha256::new();
     for name in names {
         // The length keeps ("a", "bc") and ("ab", "c") apart.
