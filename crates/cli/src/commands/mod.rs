@@ -7,11 +7,13 @@ mod completions;
 mod config_print;
 mod data_check;
 mod eval_reader;
+mod launch;
 mod model_inspect;
 mod quickstart;
 mod reader_flags;
 mod train_reader;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -44,6 +46,8 @@ enum Command {
     Eval(Eval),
     /// Answer questions with a trained reader
     Answer(answer::Answer),
+    /// Run a command on several ranks
+    Launch(launch::Launch),
     /// Look at data files
     #[command(subcommand)]
     Data(Data),
@@ -107,6 +111,7 @@ pub fn run() -> ExitCode {
         Command::Train(Train::Reader(c)) => c.run(),
         Command::Eval(Eval::Reader(c)) => c.run(),
         Command::Answer(c) => c.run(),
+        Command::Launch(c) => c.run(check),
         Command::Data(Data::Check(c)) => c.run(),
         Command::Model(Model::Inspect(c)) => c.run(),
         Command::Config(Config::Print(c)) => c.run(),
@@ -129,6 +134,12 @@ pub fn run() -> ExitCode {
             }
         },
     }
+}
+
+/// Reads the words of a command that ranks will run.
+fn check(words: Vec<OsString>) -> anyhow::Result<()> {
+    // Help, or what clap says of a slip, ends this process with the exit code that belongs to it.
+    Cli::try_parse_from(crate::args::words(words.into_iter())?).map(|_| ()).map_err(|e| e.exit())
 }
 
 fn usage(what: &str) -> ExitCode {
