@@ -33,6 +33,9 @@ pub trait Carrier: Send {
     /// # Errors
     /// When the operating system refuses.
     fn wait(&mut self, send: &[usize], recv: &[usize], most: Duration) -> Result<(), CommError>;
+    /// Says that the run ends with an error: dropping the carrier waits for nobody. A carrier that is dropped without it may
+    /// wait for the other ranks to drop theirs.
+    fn abandon(&mut self) {}
 }
 
 /// What a carrier is opened with; every file below `carrier` has an
