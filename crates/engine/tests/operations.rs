@@ -171,7 +171,8 @@ fn bits_do_not_depend_on_threads() {
 
 #[test]
 fn fused_instruction_sets_give_the_same_bits() {
-    let fused: Vec<Isa> = available().into_iter().filter(|i| i.fuses()).collect();
+    // AMX adds in another order, and says so.
+    let fused: Vec<Isa> = available().into_iter().filter(|i| i.fuses() && *i != Isa::Amx).collect();
     let [first, rest @ ..] = fused.as_slice() else {
         return println!("not tested: no fused instruction set");
     };

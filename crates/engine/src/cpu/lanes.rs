@@ -6,6 +6,8 @@ use std::arch::x86_64::*;
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// AVX-512 and, for products, AMX tiles of bf16: three parts to an f32 (`product_amx.rs`).
+    Amx,
     /// AVX-512 F, DQ, BW, VL.
     Avx512,
     /// AVX2 and FMA.
@@ -16,15 +18,16 @@ pub enum Isa {
 
 impl Isa {
     /// All, best first.
-    pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+    pub const ALL: [Isa; 4] = [Isa::Amx, Isa::Avx512, Isa::Avx2, Isa::Portable];
 
     /// The instruction set of this name.
     pub fn named(name: &str) -> Option<Isa> {
         Self::ALL.into_iter().find(|i| i.name() == name)
     }
-    /// `avx512`, `avx2`, `portable`.
+    /// `amx`, `avx512`, `avx2`, `portable`.
     pub fn name(self) -> &'static str {
         match self {
+            Isa::Amx => "amx",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
             Isa::Portable => "portable",
@@ -33,6 +36,8 @@ impl Isa {
     /// Whether this processor has it.
     pub fn available(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512.available() && super::product_amx::available(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 is_x86_feature_detected!("avx512f")
@@ -44,7 +49,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx512 | Isa::Avx2 => false,
+            Isa::Amx | Isa::Avx512 | Isa::Avx2 => false,
             Isa::Portable => true,
         }
     }
@@ -84,7 +89,7 @@ macro_rules! kernel {
             match isa {
                 // SAFETY: a device holds only an instruction set that the processor has.
                 #[cfg(target_arch = "x86_64")]
-                $crate::cpu::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::cpu::Isa::Amx | $crate::cpu::Isa::Avx512 => unsafe { avx512($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 $crate::cpu::Isa::Avx2 => unsafe { avx2($($arg),*) },
                 _ => body::<{ $crate::cpu::lanes::PORTABLE_FUSES }>($($arg),*),
@@ -185,7 +190,14 @@ impl Lanes for __m512 {
 /// spills over a narrow width the next one covers.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn transpose16(s: *const f32, stride: usize, vectors: usize, rows: usize, d: *mut f32, width: usize) {
+pub(super) unsafe fn transpose16(
+    s: *const f32,
+    stride: usize,
+    vectors: usize,
+    rows: usize,
+    d: *mut f32,
+    width: usize,
+) {
     unsafe {
         let mask = (0xffff_u32 >> (16 - rows)) as u16;
         let mut r = [_mm512_setzero_ps(); 16];

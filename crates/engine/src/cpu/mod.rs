@@ -14,6 +14,8 @@ mod norm;
 mod optimizer;
 mod pool;
 mod product;
+#[cfg(target_arch = "x86_64")]
+mod product_amx;
 mod state_attention;
 
 use std::sync::Arc;
@@ -47,13 +49,13 @@ pub enum CpuError {
 
 impl Cpu {
     /// A CPU device with `threads` threads (at least 1) and the best instruction set of this processor, or the one
-    /// that the environment variable `TERCIO_ISA` names (`avx512`, `avx2`, `portable`).
+    /// that the environment variable `TERCIO_ISA` names (`amx`, `avx512`, `avx2`, `portable`).
     pub fn new(threads: usize) -> Result<Cpu, CpuError> {
         let isa = match std::env::var("TERCIO_ISA") {
             Err(_) => Isa::best(),
             Ok(name) => {
                 let isa = Isa::named(&name)
-                    .ok_or_else(|| CpuError::Isa(name.clone(), "expected avx512, avx2 or portable"))?;
+                    .ok_or_else(|| CpuError::Isa(name.clone(), "expected amx, avx512, avx2 or portable"))?;
                 if !isa.available() {
                     return Err(CpuError::Isa(name, "this processor does not have it"));
                 }
@@ -103,7 +105,11 @@ impl Device for Cpu {
         "cpu"
     }
     fn arithmetic(&self) -> String {
-        format!("f32 {}", if self.isa.fuses() { "fused" } else { "unfused" })
+        match self.isa {
+            Isa::Amx => "f32 fused, products of three bf16 parts".into(),
+            isa if isa.fuses() => "f32 fused".into(),
+            _ => "f32 unfused".into(),
+        }
     }
     fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         self.threads.install(f)

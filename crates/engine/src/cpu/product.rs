@@ -23,7 +23,7 @@ const MC: usize = 168;
 /// Panels of the right operand whose part of the result is finished before the next are begun.
 const JB: usize = 24;
 /// Below this many multiply-adds a product runs on the calling thread.
-const SERIAL: usize = 1 << 17;
+pub(super) const SERIAL: usize = 1 << 17;
 
 /// An operand: element (i, j) at `data + i * row + j * column`.
 #[derive(Clone, Copy)]
@@ -53,13 +53,14 @@ impl Operand {
     }
 }
 
+/// A place that several tasks write to.
 #[derive(Clone, Copy)]
-struct Target(*mut f32);
+pub(super) struct Target(pub *mut f32);
 // SAFETY: tasks write disjoint parts.
 unsafe impl Send for Target {}
 unsafe impl Sync for Target {}
 impl Target {
-    fn at(self, offset: usize) -> *mut f32 {
+    pub(super) fn at(self, offset: usize) -> *mut f32 {
         self.0.wrapping_add(offset)
     }
 }
@@ -71,9 +72,20 @@ fn aligned(p: *mut f32) -> *mut f32 {
     p.wrapping_add((p as usize).wrapping_neg() % (4 * LINE) / 4)
 }
 
+/// Room for `len` elements from the beginning of a cache line on, in huge pages where there are any.
+pub(super) fn roomy(storage: &mut Vec<f32>, len: usize) -> Target {
+    let needed = len + LINE;
+    if storage.capacity() < needed {
+        *storage = Vec::with_capacity(needed);
+        ask_for_huge_pages(storage.as_mut_ptr(), needed);
+    }
+    storage.resize(needed.max(storage.len()), 0.0);
+    Target(aligned(storage.as_mut_ptr()))
+}
+
 thread_local! {
-    static LEFT: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    static RIGHT: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    pub(super) static LEFT: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    pub(super) static RIGHT: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// `c = a b` or `c += a b`; `c` has rows of `stride` elements, of which the first `b.columns` are written.
@@ -96,10 +108,14 @@ pub(super) unsafe fn product_raw(
     accumulate: bool,
 ) {
     let c = Target(c);
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Amx && super::product_amx::gains(a.rows, b.columns, a.columns) {
+        return unsafe { super::product_amx::run(a, b, c, stride, accumulate) };
+    }
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => run::<__m512, 14, 2>(avx512_panels, a, b, c, stride, accumulate),
+            Isa::Amx | Isa::Avx512 => run::<__m512, 14, 2>(avx512_panels, a, b, c, stride, accumulate),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => run::<__m256, 6, 2>(avx2_panels, a, b, c, stride, accumulate),
             _ => run::<[f32; 4], 4, 2>(portable_panels, a, b, c, stride, accumulate),
@@ -168,13 +184,7 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
         return;
     }
     let mut storage = RIGHT.take();
-    let needed = np * nr * k + LINE;
-    if storage.capacity() < needed {
-        storage = Vec::with_capacity(needed);
-        ask_for_huge_pages(storage.as_mut_ptr(), needed);
-    }
-    storage.resize(needed.max(storage.len()), 0.0);
-    let packed = Target(aligned(storage.as_mut_ptr()));
+    let packed = roomy(&mut storage, np * nr * k);
     let chunks = (2 * threads).min(np);
     let pack_all = |t: usize| unsafe {
         for j in np * t / chunks..np * (t + 1) / chunks {
@@ -257,7 +267,7 @@ unsafe fn pack(
         debug_assert_eq!(along, 1);
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => transpose512(s, vector, vectors, depth, d, width),
+            Isa::Amx | Isa::Avx512 => transpose512(s, vector, vectors, depth, d, width),
             _ => <[f32; 4] as Lanes>::transpose(s, vector, vectors, depth, d, width),
         }
     }
@@ -393,7 +403,7 @@ unsafe fn border_tile<L: Lanes, const MR: usize, const NV: usize>(
 }
 
 #[inline(always)]
-fn prefetch(p: *const f32) {
+pub(super) fn prefetch(p: *const f32) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint, valid for any address.
     unsafe {
