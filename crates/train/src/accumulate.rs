@@ -4,6 +4,8 @@
 //! counter of partial sums: at most `log2(groups) + 1` arenas exist. A group that a short update lacks passes its
 //! sibling through.
 
+use std::ops::Range;
+
 use tercio_engine::{Arena, Device, Layout};
 
 /// Group of a shard: groups are runs of as equal length as can be.
@@ -51,22 +53,55 @@ impl<D: Device> GroupSum<D> {
         }
         self.levels.push(Some(group));
     }
+    /// What the last group is to be added to, on its way to the sum of all.
+    pub fn waiting(&mut self) -> Waiting<D> {
+        Waiting { device: self.device.clone(), sums: self.levels.drain(..).flatten().collect() }
+    }
     /// The sum of all groups; `None` if there was none.
     pub fn finish(&mut self) -> Option<Arena<D>> {
-        let mut sum: Option<Arena<D>> = None;
-        for level in &mut self.levels {
-            let Some(mut left) = level.take() else { continue };
-            if let Some(right) = sum.take() {
-                self.device.add(left.all_mut(), right.all());
-                self.free.push(right);
-            }
-            sum = Some(left);
+        let mut waiting = self.waiting();
+        if waiting.sums.is_empty() {
+            return None;
         }
-        sum
+        let last = waiting.sums.remove(0);
+        waiting.add(&last, 0..last.len());
+        Some(self.settle(last, waiting))
+    }
+    /// The sum of all, of a last group that was added whole; the other arenas are kept for reuse.
+    pub fn settle(&mut self, last: Arena<D>, waiting: Waiting<D>) -> Arena<D> {
+        self.free.push(last);
+        self.free.extend(waiting.sums);
+        self.free.pop().expect("the last group is there")
+    }
+    /// Forgets all that was added.
+    pub fn clear(&mut self) {
+        self.free.extend(self.levels.drain(..).flatten());
     }
     /// Gives an arena back for reuse.
     pub fn recycle(&mut self, arena: Arena<D>) {
         self.free.push(arena);
+    }
+}
+
+/// Partial sums that wait for an update's last group, nearest first.
+pub struct Waiting<D: Device> {
+    device: D,
+    sums: Vec<Arena<D>>,
+}
+
+impl<D: Device> Waiting<D> {
+    /// Adds a stretch of the last group: then [`Waiting::sum`] (or the group itself, where nothing waits) holds the sum of
+    /// all groups there.
+    pub fn add(&mut self, last: &Arena<D>, range: Range<usize>) {
+        for i in 0..self.sums.len() {
+            let (before, here) = self.sums.split_at_mut(i);
+            let right = before.last().unwrap_or(last);
+            self.device.add(here[0].range_mut(range.clone()), right.range(range.clone()));
+        }
+    }
+    /// Where the sum of all comes to be; `None`: in the last group itself.
+    pub fn sum(&mut self) -> Option<&mut Arena<D>> {
+        self.sums.last_mut()
     }
 }
 

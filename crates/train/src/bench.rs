@@ -7,9 +7,10 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
 use tercio_data::{PackedReaderBatch, Questions, ReaderEncoding, Tokenizer};
-use tercio_engine::{Arena, Device, Draw, Layout, Span, Tensor};
+use tercio_engine::{Arena, Buckets, Device, Draw, Layout, Span, Tensor};
 use tercio_models::t5::T5Config;
 
 use crate::error::TrainError;
@@ -17,6 +18,7 @@ use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize};
 use crate::objectives::reader::ReaderObjective;
 use crate::options::{BatchPlan, Optim, OptimOptions, Scheduler};
 use crate::predict::{Predictor, question_spans};
+use crate::ranks::RankDevice;
 use crate::run::memory;
 use crate::setup::{check_vocabulary, random_model};
 use crate::step::{Stepper, TrainState};
@@ -102,7 +104,7 @@ pub struct BenchReport {
 ///
 /// # Errors
 /// A setting of 0, fewer questions or passages than asked for, an input or tokenizer that cannot be used.
-pub fn bench_reader<D: Device>(
+pub fn bench_reader<D: RankDevice>(
     device: &D,
     options: &BenchOptions,
     tokenizer: Tokenizer,
@@ -236,7 +238,7 @@ impl<D: Device> Objective<D> for Encoded {
     fn size(&self, shard: &PackedReaderBatch) -> ShardSize {
         Objective::<D>::size(&self.reader, shard)
     }
-    fn gradient(
+    fn gradient_with(
         &self,
         device: &D,
         parameters: &Arena<D>,
@@ -244,16 +246,18 @@ impl<D: Device> Objective<D> for Encoded {
         draw: Draw,
         weight: f64,
         gradients: &mut Arena<D>,
+        buckets: Option<Buckets<'_, D>>,
     ) -> ShardOutcome {
-        self.reader.gradient(device, parameters, shard, draw, weight, gradients)
+        self.reader.gradient_with(device, parameters, shard, draw, weight, gradients, buckets)
     }
-    fn evaluate(
+    fn evaluate_among(
         &self,
+        world: &World,
         device: &D,
         parameters: &Arena<D>,
         interrupted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Option<Evaluation>, TrainError> {
-        self.reader.evaluate(device, parameters, interrupted)
+        self.reader.evaluate_among(world, device, parameters, interrupted)
     }
     fn save(&self, device: &D, parameters: &Arena<D>, folder: &Path) -> Result<(), TrainError> {
         self.reader.save(device, parameters, folder)
@@ -263,7 +267,7 @@ impl<D: Device> Objective<D> for Encoded {
     }
 }
 
-fn train<D: Device>(
+fn train<D: RankDevice>(
     device: &D,
     objective: &Encoded,
     parameters: Arena<D>,

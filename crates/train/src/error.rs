@@ -1,5 +1,6 @@
 //! What can go wrong while training or evaluating.
 
+use tercio_comm::CommError;
 use tercio_data::DataError;
 use tercio_engine::cpu::CpuError;
 use tercio_models::t5::T5Error;
@@ -10,6 +11,9 @@ use crate::run::RunError;
 /// An error of training or evaluation; each says what was expected and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
+    /// Another rank was lost or failed, or the ranks are not in step.
+    #[error(transparent)]
+    Ranks(#[from] CommError),
     /// Settings that are out of range or do not fit each other, whatever the files hold.
     #[error("{0}")]
     Options(String),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::ser::PrettyFormatter;
 use serde_json::{Map, Value, json};
+use tercio_comm::World;
 use tercio_data::answers::F1Rule;
 use tercio_data::{AnswerTally, Question, Questions, exact_match, f1};
 use tercio_engine::Device;
@@ -43,11 +44,10 @@ pub struct EvaluationReport {
     pub files: Vec<PathBuf>,
 }
 
-/// Answers the first `limit` questions and measures. `stop` is asked after every question; once it is true the
-/// evaluation ends with [`TrainError::Stopped`] and no file appears.
+/// As [`evaluate_among`], by one rank.
 ///
 /// # Errors
-/// A bad item, files that cannot be written, that are the questions' own or one another, scores that are no numbers.
+/// Likewise.
 pub fn evaluate<D: Device>(
     predictor: &Predictor<'_, D>,
     questions: &Questions,
@@ -55,6 +55,25 @@ pub fn evaluate<D: Device>(
     files: &EvaluationFiles,
     stop: &dyn Fn() -> bool,
 ) -> Result<EvaluationReport, TrainError> {
+    evaluate_among(&World::alone(), predictor, questions, limit, files, stop)
+}
+
+/// Answers the first `limit` questions by all ranks, and measures. `stop` is asked before every batch; once it is true on
+/// any rank the evaluation ends with [`TrainError::Stopped`] and no file appears. Rank 0 writes the files; the report of
+/// the others counts nothing.
+///
+/// # Errors
+/// A bad item, files that cannot be written, that are the questions' own or one another, scores that are no numbers.
+pub fn evaluate_among<D: Device>(
+    world: &World,
+    predictor: &Predictor<'_, D>,
+    questions: &Questions,
+    limit: usize,
+    files: &EvaluationFiles,
+    stop: &dyn Fn() -> bool,
+) -> Result<EvaluationReport, TrainError> {
+    let nothing = EvaluationFiles::default();
+    let files = if world.is_main() { files } else { &nothing };
     let paths = [&files.predictions, &files.final_output, &files.wscores];
     for path in paths.into_iter().flatten() {
         refuse_source(path, questions.path())?;
@@ -76,10 +95,7 @@ pub fn evaluate<D: Device>(
         )));
     }
     let mut tally = AnswerTally::default();
-    predictor.first(questions, limit, |question, prediction| {
-        if stop() {
-            return Err(TrainError::Stopped);
-        }
+    let answered = predictor.each_among(world, questions, limit, stop, |question, prediction| {
         tally.add(&prediction.answer, &question.answers);
         if let Some(file) = &mut predictions {
             let line = prediction_json(question, &prediction)?;
@@ -94,7 +110,11 @@ pub fn evaluate<D: Device>(
             file.push(&with_scores(raw, question, &prediction)?)?;
         }
         Ok(())
-    })?;
+    });
+    match answered {
+        Err(TrainError::Interrupted) => return Err(TrainError::Stopped),
+        other => other?,
+    }
     let done = [
         predictions.map(ReplacedFile::finish).transpose()?,
         final_output.map(ReplacedFile::finish).transpose()?,

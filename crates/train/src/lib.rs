@@ -12,6 +12,8 @@ pub mod objectives;
 pub mod options;
 pub mod plan;
 pub mod predict;
+pub mod ranks;
+pub mod records;
 pub mod replace;
 pub mod run;
 pub mod schedule;

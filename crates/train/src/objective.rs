@@ -4,8 +4,9 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
-use tercio_engine::{Arena, Device, Draw, Layout};
+use tercio_engine::{Arena, Buckets, Device, Draw, Layout};
 
 use crate::error::TrainError;
 
@@ -64,7 +65,19 @@ pub trait Objective<D: Device>: Sync {
     fn shards(&self, update: &UpdateExamples, micro: usize) -> Result<Vec<Self::Shard>, TrainError>;
     /// Size of a shard.
     fn size(&self, shard: &Self::Shard) -> ShardSize;
-    /// Adds the shard's gradient of `weight` times its summed loss to `gradients`.
+    /// Adds the shard's gradient of `weight` times its summed loss to `gradients`, and tells `buckets` when it is done with
+    /// stretches of them.
+    fn gradient_with(
+        &self,
+        device: &D,
+        parameters: &Arena<D>,
+        shard: &Self::Shard,
+        draw: Draw,
+        weight: f64,
+        gradients: &mut Arena<D>,
+        buckets: Option<Buckets<'_, D>>,
+    ) -> ShardOutcome;
+    /// As [`Objective::gradient_with`], telling nobody.
     fn gradient(
         &self,
         device: &D,
@@ -73,17 +86,33 @@ pub trait Objective<D: Device>: Sync {
         draw: Draw,
         weight: f64,
         gradients: &mut Arena<D>,
-    ) -> ShardOutcome;
-    /// Measures the parameters on held-out data; `None` where there is none.
+    ) -> ShardOutcome {
+        self.gradient_with(device, parameters, shard, draw, weight, gradients, None)
+    }
+    /// Measures the parameters on held-out data, by all ranks; rank 0 gets the outcome, the others `None`, as it gets where
+    /// there is no such data.
     ///
     /// # Errors
-    /// [`TrainError::Interrupted`] soon after `interrupted` says so.
+    /// [`TrainError::Interrupted`], on all ranks, soon after `interrupted` says so on one.
+    fn evaluate_among(
+        &self,
+        world: &World,
+        device: &D,
+        parameters: &Arena<D>,
+        interrupted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Option<Evaluation>, TrainError>;
+    /// As [`Objective::evaluate_among`], by one rank.
+    ///
+    /// # Errors
+    /// Likewise.
     fn evaluate(
         &self,
         device: &D,
         parameters: &Arena<D>,
         interrupted: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Option<Evaluation>, TrainError>;
+    ) -> Result<Option<Evaluation>, TrainError> {
+        self.evaluate_among(&World::alone(), device, parameters, interrupted)
+    }
     /// Writes the model, ready for use, into a folder.
     fn save(&self, device: &D, parameters: &Arena<D>, folder: &Path) -> Result<(), TrainError>;
     /// What the data is, for the checkpoint: fingerprints that must be the same when the run goes on.

@@ -12,6 +12,7 @@ use tercio_engine::Device;
 use crate::error::TrainError;
 use crate::objective::{Objective, ShardSize};
 use crate::options::Scheduler;
+use crate::ranks::RankDevice;
 use crate::run::{free_bytes, memory, progress};
 use crate::state::checkpoint_bytes;
 use crate::step::{Stepper, TrainState};
@@ -144,7 +145,7 @@ impl Sample {
 ///
 /// # Errors
 /// What the run itself would fail with: data that cannot be read, batches that do not fit, a loss that is not finite.
-pub fn plan<D: Device, O: Objective<D>>(
+pub fn plan<D: RankDevice, O: Objective<D>>(
     device: &D,
     objective: &O,
     options: &LoopOptions,
@@ -214,7 +215,7 @@ struct Measured {
     peak: Option<u64>,
 }
 
-fn measure<D: Device, O: Objective<D>>(
+fn measure<D: RankDevice, O: Objective<D>>(
     device: &D,
     objective: &O,
     options: &LoopOptions,

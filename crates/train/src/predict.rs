@@ -1,11 +1,19 @@
 //! Answers of a reader: batches of questions through encoder and decoder, in input order, and passage scores.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
 use rayon::prelude::*;
-use tercio_data::{PackedReaderBatch, Question, Questions, ReaderEncoding, Tokenizer};
+use tercio_comm::World;
+use tercio_data::{DataError, PackedReaderBatch, Question, Questions, ReaderEncoding, Tokenizer};
 use tercio_engine::{Arena, Device, Span, Tape};
 use tercio_models::t5::{GenerationRequest, T5};
 
 use crate::error::TrainError;
+use crate::ranks::answers::{self, Answers};
+
+/// Batches of each rank between two gatherings of answers: what rank 0 keeps of the others' is bounded.
+const ROUND: usize = 4;
 
 /// What a reader says to one question.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,38 +135,103 @@ impl<D: Device> Predictor<'_, D> {
         &self,
         questions: &Questions,
         limit: usize,
+        take: impl FnMut(&Question, Prediction) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        self.each_among(&World::alone(), questions, limit, &|| false, take)
+    }
+
+    /// As [`Predictor::first`], by all ranks: batches are cut as for one rank and dealt out in turn; on rank 0, and there
+    /// only, `take` gets every question once, in the order of the file. `stop` is asked before every batch.
+    ///
+    /// # Errors
+    /// As [`Predictor::first`]; [`TrainError::Interrupted`] on all ranks soon after `stop` says so on one.
+    pub fn each_among(
+        &self,
+        world: &World,
+        questions: &Questions,
+        limit: usize,
+        stop: &dyn Fn() -> bool,
         mut take: impl FnMut(&Question, Prediction) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
         let (size, len) = (self.batch.max(1), questions.len().min(limit));
-        let batches = len.div_ceil(size);
-        for (b, start) in (0..len).step_by(size).enumerate() {
-            let end = start.saturating_add(size).min(len);
-            let read: Vec<_> = (start..end).into_par_iter().map(|i| questions.get(i)).collect();
-            let mut fault = None;
-            let mut batch: Vec<Question> = Vec::new();
-            for question in read {
-                match question {
-                    Ok(question) => batch.push(question),
-                    Err(e) => {
-                        fault = Some(e);
-                        break;
-                    }
+        let (batches, ranks, rank) = (len.div_ceil(size), world.size(), world.rank());
+        let read =
+            |b: usize| read_batch(questions, b * size..b.saturating_add(1).saturating_mul(size).min(len));
+        let round = if ranks == 1 { 1 } else { ROUND.saturating_mul(ranks) };
+        for start in (0..batches).step_by(round) {
+            let end = start.saturating_add(round).min(batches);
+            let (mut own, mut stopped) = (VecDeque::new(), false);
+            for b in (start..end).filter(|b| (b - start) % ranks == rank) {
+                stopped = stop();
+                if stopped {
+                    break;
                 }
+                let (batch, fault) = read(b);
+                let predictions = if batch.is_empty() { Vec::new() } else { self.answer(&batch)? };
+                own.push_back((batch, predictions, fault));
+                self.device.trim();
             }
-            batch.iter_mut().for_each(Question::sort_by_score);
-            if !batch.is_empty() {
-                for (question, prediction) in batch.iter().zip(self.answer(&batch)?) {
+            if world.all_gather_bytes(vec![u8::from(stopped)])?.concat().contains(&1) {
+                return Err(TrainError::Interrupted);
+            }
+            let mut bytes = Vec::new();
+            if rank > 0 {
+                own.iter().for_each(|(_, predictions, _)| answers::write(predictions, &mut bytes));
+            }
+            let all = world.gather_bytes(bytes)?;
+            if rank > 0 {
+                continue;
+            }
+            let mut others: Vec<_> = all.iter().enumerate().map(|(r, b)| Answers::new(b, r)).collect();
+            for b in start..end {
+                let (batch, predictions, fault) = match (b - start) % ranks {
+                    0 => own.pop_front().expect("rank 0 has answered its batches"),
+                    from => {
+                        let predictions = others[from].batch()?;
+                        let (batch, fault) = read(b);
+                        if batch.len() != predictions.len() {
+                            return Err(TrainError::Unusable(format!(
+                                "{}: rank {from} found {} good questions in items {} to {}, rank 0 found {}: give all ranks the \
+                                 same file",
+                                questions.path().display(),
+                                predictions.len(),
+                                b * size,
+                                (b * size).saturating_add(size).min(len) - 1,
+                                batch.len()
+                            )));
+                        }
+                        (batch, predictions, fault)
+                    }
+                };
+                for (question, prediction) in batch.iter().zip(predictions) {
                     take(question, prediction)?;
                 }
-            }
-            if let Some(fault) = fault {
-                return Err(fault.into());
-            }
-            self.device.trim();
-            if (b as u64 + 1).is_multiple_of(self.print_freq.max(1)) {
-                tracing::info!("evaluation: {} of {batches} batches", b + 1);
+                if let Some(fault) = fault {
+                    return Err(fault.into());
+                }
+                if (b as u64 + 1).is_multiple_of(self.print_freq.max(1)) {
+                    tracing::info!("evaluation: {} of {batches} batches", b + 1);
+                }
             }
         }
         Ok(())
     }
+}
+
+/// The questions of a batch, passages sorted; up to a bad item, with its error.
+fn read_batch(questions: &Questions, rows: Range<usize>) -> (Vec<Question>, Option<DataError>) {
+    let read: Vec<_> = rows.into_par_iter().map(|i| questions.get(i)).collect();
+    let mut batch: Vec<Question> = Vec::new();
+    for question in read {
+        match question {
+            Ok(question) => batch.push(question),
+            Err(e) => return (sorted(batch), Some(e)),
+        }
+    }
+    (sorted(batch), None)
+}
+
+fn sorted(mut batch: Vec<Question>) -> Vec<Question> {
+    batch.iter_mut().for_each(Question::sort_by_score);
+    batch
 }

@@ -9,7 +9,6 @@ use tercio_models::weights::{WeightsReader, save_safetensors};
 
 use crate::error::TrainError;
 use crate::objective::Objective;
-use crate::step::TrainState;
 
 /// File of the moments in a checkpoint.
 pub const MOMENTS: &str = "optimizer.safetensors";
@@ -60,12 +59,13 @@ pub fn checkpoint_bytes(layout: &Layout) -> u64 {
 pub fn save<D: Device, O: Objective<D>>(
     device: &D,
     objective: &O,
-    state: &TrainState<D>,
+    parameters: &Arena<D>,
+    moments: (&Arena<D>, &Arena<D>),
     folder: &Path,
 ) -> Result<(), TrainError> {
-    objective.save(device, &state.parameters, folder)?;
+    objective.save(device, parameters, folder)?;
     let mut names = Vec::new();
-    for (prefix, arena) in [("first", &state.first), ("second", &state.second)] {
+    for (prefix, arena) in [("first", moments.0), ("second", moments.1)] {
         for spec in objective.layout().specs() {
             names.push((format!("{prefix}.{}", spec.name), spec, device.host(arena.view(spec.place))));
         }

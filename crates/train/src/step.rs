@@ -1,12 +1,21 @@
-//! One optimizer update: shards to gradients along the fixed tree, clipping, Adam.
+//! One optimizer update: shards to gradients along the fixed tree, over groups and then ranks, clipping, Adam.
 
+use std::ops::Range;
+
+use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
-use tercio_engine::{AdamStep, Arena, Device, Draw};
+use tercio_engine::{AdamStep, Arena, Buckets, Device, Draw};
 
 use crate::accumulate::{GroupSum, group_of};
 use crate::error::TrainError;
 use crate::objective::{Objective, ShardSize};
 use crate::options::{BatchPlan, Optim, OptimOptions};
+use crate::ranks::RankDevice;
+use crate::ranks::deal::own_shards;
+use crate::ranks::message::{After, Before, strongest};
+use crate::ranks::parts::Parts;
+use crate::ranks::spans::{Kind, Spans};
+use crate::run::StopReason;
 use crate::schedule::learning_rate;
 
 /// Parameters and everything that an update changes.
@@ -15,9 +24,9 @@ pub struct TrainState<D: Device> {
     pub step: u64,
     /// The values.
     pub parameters: Arena<D>,
-    /// Adam's first moments.
+    /// Adam's first moments: all of them, or those of this rank's parts where the ranks share them out ([`Parts`]).
     pub first: Arena<D>,
-    /// Adam's second moments.
+    /// Adam's second moments, likewise.
     pub second: Arena<D>,
 }
 
@@ -30,8 +39,30 @@ pub struct UpdateOutcome {
     pub gradient_norm: f64,
     /// The learning rate.
     pub lr: f64,
-    /// Size of all shards.
+    /// Size of all shards of all ranks.
     pub size: ShardSize,
+    /// Shards that this rank computed.
+    pub own_shards: usize,
+}
+
+/// How an update ended, the same on all ranks.
+#[derive(Clone, Copy, Debug)]
+pub enum Update {
+    /// It was applied.
+    Done(UpdateOutcome),
+    /// A rank had seen this signal before it began; nothing is changed.
+    Stopped(StopReason),
+    /// A rank gave it up; nothing is changed.
+    Dropped,
+}
+
+/// What may keep an update from its end.
+#[derive(Clone, Copy)]
+pub struct Watch<'w> {
+    /// The signal that this rank has seen, asked before the update computes anything.
+    pub signal: &'w (dyn Fn() -> Option<StopReason> + Sync),
+    /// Whether to give the update up, asked before each shard with the share (0 to 1) of this rank's shards that are left.
+    pub give_up: &'w (dyn Fn(f64) -> bool + Sync),
 }
 
 /// Runs updates of one objective.
@@ -42,11 +73,28 @@ pub struct Stepper<'a, D: Device, O> {
     optim: OptimOptions,
     seed: u64,
     sum: GroupSum<D>,
+    world: World,
+    parts: Parts,
+    spans: Spans,
 }
 
-impl<'a, D: Device, O: Objective<D>> Stepper<'a, D, O> {
-    /// A stepper with fixed settings.
+impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
+    /// A stepper with fixed settings, of one rank.
     pub fn new(device: &D, objective: &'a O, plan: BatchPlan, optim: &OptimOptions, seed: u64) -> Self {
+        let world = World::alone();
+        let parts = Parts::new::<D>(&world, objective.layout(), false);
+        Self::among(world, parts, device, objective, plan, optim, seed)
+    }
+    /// A stepper of one of several ranks.
+    pub fn among(
+        world: World,
+        parts: Parts,
+        device: &D,
+        objective: &'a O,
+        plan: BatchPlan,
+        optim: &OptimOptions,
+        seed: u64,
+    ) -> Self {
         Stepper {
             device: device.clone(),
             objective,
@@ -54,78 +102,198 @@ impl<'a, D: Device, O: Objective<D>> Stepper<'a, D, O> {
             optim: optim.clone(),
             seed,
             sum: GroupSum::new(device),
+            world,
+            parts,
+            spans: Spans::default(),
         }
     }
+    /// Where the time of the last update went on this rank.
+    pub fn spans(&self) -> &Spans {
+        &self.spans
+    }
     /// Runs the next update on the given examples. On an error nothing is changed.
+    ///
+    /// # Errors
+    /// Examples that cannot be read, a loss or gradient that is no number, another rank that was lost.
     pub fn update(
         &mut self,
         state: &mut TrainState<D>,
         examples: &UpdateExamples,
     ) -> Result<UpdateOutcome, TrainError> {
-        self.update_unless(state, examples, &|_| false)
+        match self.update_unless(state, examples, Watch { signal: &|| None, give_up: &|_| false })? {
+            Update::Done(outcome) => Ok(outcome),
+            Update::Stopped(_) | Update::Dropped => Err(TrainError::Interrupted),
+        }
     }
-    /// As [`Stepper::update`]; before each shard `give_up` is asked with the share (0 to 1) of the shards that are left.
+    /// As [`Stepper::update`], unless a rank is told to end before it has begun, or gives up on the way.
     ///
     /// # Errors
-    /// [`TrainError::Interrupted`] when it says yes; nothing is changed then.
+    /// As [`Stepper::update`].
     pub fn update_unless(
         &mut self,
         state: &mut TrainState<D>,
         examples: &UpdateExamples,
-        give_up: &(dyn Fn(f64) -> bool + Sync),
-    ) -> Result<UpdateOutcome, TrainError> {
+        watch: Watch<'_>,
+    ) -> Result<Update, TrainError> {
         let device = self.device.clone();
-        device.run(|| self.update_here(state, examples, give_up))
+        device.run(|| self.update_here(state, examples, watch))
     }
 
     fn update_here(
         &mut self,
         state: &mut TrainState<D>,
         examples: &UpdateExamples,
-        give_up: &(dyn Fn(f64) -> bool + Sync),
-    ) -> Result<UpdateOutcome, TrainError> {
-        let shards = self.objective.shards(examples, self.plan.micro)?;
+        watch: Watch<'_>,
+    ) -> Result<Update, TrainError> {
+        let mut spans = Spans::default();
+        self.world.at_update(state.step + 1);
+        let count = examples.rows.len().div_ceil(self.plan.micro);
+        let own = own_shards(self.world.rank(), self.world.size(), &self.plan, count);
+        let shards = spans.of(Kind::Data, || self.encode(examples, own.clone()))?;
+        let sizes = shards.iter().map(|s| self.objective.size(s)).collect();
+        let before = Before { signal: (watch.signal)(), sizes };
+        let all = spans.of(Kind::Waiting, || before.exchange(&self.world))?;
+        if let Some(reason) = strongest(&all) {
+            return Ok(Update::Stopped(reason));
+        }
         let mut size = ShardSize::default();
-        for shard in &shards {
-            size.add(self.objective.size(shard));
-        }
+        all.iter().flat_map(|m| &m.sizes).for_each(|s| size.add(*s));
         let weight = 1.0 / size.count.max(1) as f64;
+
+        let computed = self.gradients(state, &shards, own.start, weight, watch, &mut spans)?;
+        let (gradients, after) = (computed.gradients, computed.after);
+        let all = spans.of(Kind::Waiting, || after.exchange(&self.world))?;
+        if all.iter().any(|m| m.dropped) {
+            self.sum.recycle(gradients);
+            return Ok(Update::Dropped);
+        }
+        // Added in the order of shards, not a sum of each rank's sum.
         let mut loss = 0.0;
-        let mut group: Option<(usize, Arena<D>)> = None;
-        for (s, shard) in shards.iter().enumerate() {
-            if give_up((shards.len() - s) as f64 / shards.len() as f64) {
-                // A later update must not meet what this one added.
-                let sums = [group.take().map(|(_, open)| open), self.sum.finish()];
-                sums.into_iter().flatten().for_each(|sum| self.sum.recycle(sum));
-                return Err(TrainError::Interrupted);
-            }
-            let g = group_of(s, self.plan.shards, self.plan.groups);
-            if group.as_ref().is_some_and(|(open, _)| *open != g)
-                && let Some((_, done)) = group.take()
-            {
-                self.sum.push(done);
-            }
-            let (_, gradients) = group.get_or_insert_with(|| (g, self.sum.arena(self.objective.layout())));
-            let draw = Draw { seed: self.seed, update: state.step, shard: s as u64 };
-            let outcome =
-                self.objective.gradient(&self.device, &state.parameters, shard, draw, weight, gradients);
-            loss += outcome.loss;
-        }
-        if let Some((_, done)) = group {
-            self.sum.push(done);
-        }
-        let gradients = self.sum.finish().expect("an update has at least one shard");
+        all.iter().flat_map(|m| &m.losses).for_each(|l| loss += l);
         let not_finite =
             |what| TrainError::NotFinite { update: state.step + 1, what, rows: examples.rows.clone() };
         if !loss.is_finite() {
             return Err(not_finite("loss"));
         }
-        let gradient_norm = self.device.dot(gradients.all(), gradients.all()).sqrt();
+        let norm = || self.parts.square_sum(&self.world, &self.device, &gradients);
+        let gradient_norm = spans.of(Kind::Optimizer, norm)?.sqrt();
         if !gradient_norm.is_finite() {
             return Err(not_finite("gradient"));
         }
+        let lr = spans.of(Kind::Optimizer, || self.apply(state, &gradients, gradient_norm));
+        if self.parts.is_split() {
+            let parameters = self.device.elements_mut(state.parameters.all_mut());
+            let (buckets, grain) = (&self.parts.buckets, D::BLOCK);
+            spans.of(Kind::Waiting, || self.world.all_gather_parts(parameters, buckets, grain))?;
+        }
+        state.step += 1;
+        self.sum.recycle(gradients);
+        self.device.trim();
+        self.spans = spans;
+        Ok(Update::Done(UpdateOutcome { loss, gradient_norm, lr, size, own_shards: computed.shards }))
+    }
+
+    /// Encodes this rank's shards of an update, and no others.
+    fn encode(&self, examples: &UpdateExamples, own: Range<usize>) -> Result<Vec<O::Shard>, TrainError> {
+        if own.is_empty() {
+            return Ok(Vec::new());
+        }
+        let micro = self.plan.micro;
+        let end = (own.end * micro).min(examples.rows.len());
+        let rows = examples.rows[own.start * micro..end].to_vec();
+        self.objective.shards(&UpdateExamples { epoch: examples.epoch, rows }, micro)
+    }
+
+    /// The sum of the gradients of all ranks' shards (or of this rank's parts of it), and what this rank has to tell.
+    fn gradients(
+        &mut self,
+        state: &TrainState<D>,
+        shards: &[O::Shard],
+        first: usize,
+        weight: f64,
+        watch: Watch<'_>,
+        spans: &mut Spans,
+    ) -> Result<Computed<D>, TrainError> {
+        let mut after = After::default();
+        let mut group: Option<(usize, Arena<D>)> = None;
+        let of = |s: usize| group_of(s, self.plan.shards, self.plan.groups);
+        for (i, shard) in shards.iter().enumerate() {
+            if (watch.give_up)((shards.len() - i) as f64 / shards.len() as f64) {
+                after.dropped = true;
+                break;
+            }
+            let s = first + i;
+            if group.as_ref().is_some_and(|(open, _)| *open != of(s))
+                && let Some((_, done)) = group.take()
+            {
+                self.sum.push(done);
+            }
+            let (_, gradients) =
+                group.get_or_insert_with(|| (of(s), self.sum.arena(self.objective.layout())));
+            let draw = Draw { seed: self.seed, update: state.step, shard: s as u64 };
+            if i + 1 < shards.len() {
+                let gradient = || {
+                    self.objective.gradient(&self.device, &state.parameters, shard, draw, weight, gradients)
+                };
+                after.losses.push(spans.of(Kind::Compute, gradient).loss);
+                continue;
+            }
+            let (_, last) = group.take().expect("it was opened above");
+            return self.last_shard(state, shard, draw, weight, last, after, spans);
+        }
+        // No shard, or one too many: nothing to add, but the others' sums pass through here.
+        if let Some((_, open)) = group {
+            self.sum.recycle(open);
+        }
+        self.sum.clear();
+        let mut gradients = self.sum.arena(self.objective.layout());
+        let data = self.device.pointer(gradients.all_mut());
+        let (buckets, leave) = (&self.parts.buckets, self.parts.leave());
+        // SAFETY: the arena is not touched before `finish` returns, and not freed: its block stays in the pool.
+        let reduction =
+            unsafe { self.world.start_reduction(data, gradients.len(), buckets, leave, D::BLOCK, false) }?;
+        spans.of(Kind::Waiting, || reduction.finish())?;
+        let shards = after.losses.len();
+        Ok(Computed { gradients, after, shards })
+    }
+
+    /// The last shard: as its backward is done with a stretch of the gradients, the sum over groups is finished there and
+    /// goes to the other ranks.
+    fn last_shard(
+        &mut self,
+        state: &TrainState<D>,
+        shard: &O::Shard,
+        draw: Draw,
+        weight: f64,
+        mut last: Arena<D>,
+        mut after: After,
+        spans: &mut Spans,
+    ) -> Result<Computed<D>, TrainError> {
+        let mut waiting = self.sum.waiting();
+        let sum = waiting.sum().unwrap_or(&mut last);
+        let (data, len) = (self.device.pointer(sum.all_mut()), sum.len());
+        let (buckets, leave) = (&self.parts.buckets, self.parts.leave());
+        // SAFETY: both arenas live until `finish` has returned (on every way out they are dropped after the reduction is).
+        // A bucket is not touched after `ready`: backward is done with it, and it was added to all that wait before.
+        let reduction = unsafe { self.world.start_reduction(data, len, buckets, leave, D::BLOCK, true) }?;
+        let mut ready = |i: usize, gradients: &mut Arena<D>| {
+            waiting.add(gradients, buckets[i].clone());
+            reduction.ready(i);
+        };
+        let told = Buckets { ranges: buckets, ready: &mut ready };
+        let gradient = || {
+            let (device, parameters) = (&self.device, &state.parameters);
+            self.objective.gradient_with(device, parameters, shard, draw, weight, &mut last, Some(told))
+        };
+        after.losses.push(spans.of(Kind::Compute, gradient).loss);
+        spans.of(Kind::Waiting, || reduction.finish())?;
+        let shards = after.losses.len();
+        Ok(Computed { gradients: self.sum.settle(last, waiting), after, shards })
+    }
+
+    /// Clips and takes Adam's step on this rank's parts; returns the learning rate.
+    fn apply(&self, state: &mut TrainState<D>, gradients: &Arena<D>, norm: f64) -> f64 {
         let o = &self.optim;
-        let clip = if o.clip > 0.0 { (o.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
         let lr = learning_rate(o, state.step);
         let step = AdamStep {
             lr,
@@ -134,13 +302,20 @@ impl<'a, D: Device, O: Objective<D>> Stepper<'a, D, O> {
             eps: 1e-8,
             weight_decay: if o.optim == Optim::Adamw { o.weight_decay } else { 0.0 },
             step: state.step + 1,
-            gradient_scale: clip,
+            gradient_scale: if o.clip > 0.0 { (o.clip / (norm + 1e-6)).min(1.0) } else { 1.0 },
         };
         let (p, m, v) = (&mut state.parameters, &mut state.first, &mut state.second);
-        self.device.adam(p.all_mut(), gradients.all(), m.all_mut(), v.all_mut(), step);
-        state.step += 1;
-        self.sum.recycle(gradients);
-        self.device.trim();
-        Ok(UpdateOutcome { loss, gradient_norm, lr, size })
+        for (part, at) in self.parts.own() {
+            let moments = *at..at + part.len();
+            let (m, v) = (m.range_mut(moments.clone()), v.range_mut(moments));
+            self.device.adam(p.range_mut(part.clone()), gradients.range(part.clone()), m, v, step);
+        }
+        lr
     }
+}
+
+struct Computed<D: Device> {
+    gradients: Arena<D>,
+    after: After,
+    shards: usize,
 }

@@ -1,22 +1,25 @@
-//! The one training loop: update, log, evaluate, save, and end when told to, for any objective.
+//! The one training loop: update, log, evaluate, save, and end when told to, for any objective and any number of ranks.
+//!
+//! All ranks go through it in step: what they do next rests on numbers that all have. Rank 0 alone keeps records.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use serde_json::{Map, Value, json};
+use tercio_comm::{CommError, World};
 use tercio_data::Batches;
-use tercio_engine::Device;
 
 use crate::error::TrainError;
 use crate::grace::Grace;
-use crate::objective::Objective;
+use crate::objective::{Evaluation, Objective};
 use crate::options::{BatchPlan, LastBatch, OptimOptions, ReaderDataOptions};
-use crate::run::{
-    CheckpointStore, FoundCheckpoint, Lease, MetricsWriter, Progress, Signals, StopReason, TensorboardWriter,
-    memory,
-};
-use crate::state::{self, Best, Counters, StoredState};
-use crate::step::{Stepper, TrainState, UpdateOutcome};
+use crate::ranks::RankDevice;
+use crate::ranks::message::agree_on_signal;
+use crate::ranks::parts::Parts;
+use crate::ranks::report::Report;
+use crate::records::Records;
+use crate::run::{CheckpointStore, Lease, Signals, StopReason};
+use crate::state::{Best, Counters};
+use crate::step::{Stepper, TrainState, Update, Watch};
 
 /// Slurm's default `KillWait`: seconds between its SIGTERM and its SIGKILL. Source: slurm.conf(5).
 pub const DEFAULT_GRACE_SECONDS: u64 = 30;
@@ -46,6 +49,8 @@ pub struct LoopOptions {
     pub grace_seconds: u64,
     /// Whether a progress bar is wanted (drawn on a terminal only).
     pub progress: bool,
+    /// Whether a trace of every rank's time is kept in the run's folder.
+    pub trace_ranks: bool,
 }
 
 impl LoopOptions {
@@ -68,6 +73,7 @@ impl LoopOptions {
             last_batch: data.last_batch,
             grace_seconds: DEFAULT_GRACE_SECONDS,
             progress,
+            trace_ranks: false,
         })
     }
     /// Which examples belong to which update.
@@ -102,24 +108,26 @@ pub struct RunOutcome {
     pub checkpoint: Option<PathBuf>,
 }
 
-struct Loop<'a, D: Device, O> {
+struct Loop<'a, D: RankDevice, O> {
+    world: &'a World,
+    parts: &'a Parts,
     device: &'a D,
     objective: &'a O,
     options: &'a LoopOptions,
-    folder: &'a RunFolder,
     counters: Counters,
-    metrics: MetricsWriter,
-    tensorboard: TensorboardWriter,
-    progress: Progress,
+    /// Rank 0's.
+    records: Option<Records<'a>>,
     signals: Option<&'a Signals>,
     grace: Grace,
-    figures: Vec<(&'static str, f64)>,
-    checkpoint: Option<PathBuf>,
     saved: Option<u64>,
 }
 
-/// Trains from `state` (step 0, or a checkpoint's with its `counters`) to the last update, an early stop or a signal.
-pub fn train<D: Device, O: Objective<D>>(
+/// Trains from `state` (step 0, or a checkpoint's with its `counters`) to the last update, an early stop or a signal; one
+/// rank alone.
+///
+/// # Errors
+/// As [`train_among`].
+pub fn train<D: RankDevice, O: Objective<D>>(
     device: &D,
     objective: &O,
     options: &LoopOptions,
@@ -128,22 +136,43 @@ pub fn train<D: Device, O: Objective<D>>(
     counters: Option<Counters>,
     signals: Option<&Signals>,
 ) -> Result<RunOutcome, TrainError> {
+    let world = World::alone();
+    let parts = Parts::new::<D>(&world, objective.layout(), false);
+    train_among(&world, &parts, device, objective, options, Some(folder), state, counters, signals)
+}
+
+/// As [`train`], on all ranks of `world`, each with its own part of the moments in `state`; `folder` is rank 0's.
+///
+/// # Errors
+/// Data that cannot be read, a loss that is no number, files that cannot be written; another rank that was lost or failed.
+pub fn train_among<D: RankDevice, O: Objective<D>>(
+    world: &World,
+    parts: &Parts,
+    device: &D,
+    objective: &O,
+    options: &LoopOptions,
+    folder: Option<&RunFolder>,
+    state: &mut TrainState<D>,
+    counters: Option<Counters>,
+    signals: Option<&Signals>,
+) -> Result<RunOutcome, TrainError> {
     let batches = options.batches(objective.examples())?;
     let total = options.optim.total_steps;
     let resumed = counters.is_some();
+    let records = match folder {
+        Some(folder) if world.is_main() => Some(Records::open(folder, options, state.step, resumed)?),
+        _ => None,
+    };
     let mut run = Loop {
+        world,
+        parts,
         device,
         objective,
         options,
-        folder,
         counters: counters.unwrap_or_default(),
-        metrics: MetricsWriter::open(&folder.dir, state.step)?,
-        tensorboard: TensorboardWriter::open(&folder.dir, resumed.then_some(state.step))?,
-        progress: Progress::start(state.step, total, options.progress),
+        records,
         signals,
         grace: Grace::new(Duration::from_secs(options.grace_seconds)),
-        figures: Vec::new(),
-        checkpoint: None,
         saved: resumed.then_some(state.step),
     };
     if resumed {
@@ -152,41 +181,59 @@ pub fn train<D: Device, O: Objective<D>>(
     if state.step >= total {
         tracing::info!("update {} of {total} is done already: nothing is left to train", state.step);
     }
-    let mut stepper = Stepper::new(device, objective, options.batch, &options.optim, options.seed);
+    let mut stepper = Stepper::among(
+        world.clone(),
+        parts.clone(),
+        device,
+        objective,
+        options.batch,
+        &options.optim,
+        options.seed,
+    );
     let mut stopped = None;
-    let mut since_log = (Instant::now(), 0u64);
+    let mut report = Report::new(options.trace_ranks);
     while state.step < total && !run.ends_early(state.step) {
-        if let Some(reason) = signals.and_then(Signals::requested) {
-            tracing::warn!("{}: saving after update {} and ending", reason.name(), state.step);
-            stopped = Some(reason);
-            break;
-        }
         run.grace.begin();
-        let give_up = |left| run.grace.is_over(left, signals.is_some_and(|s| s.requested().is_some()));
-        let outcome = match stepper.update_unless(state, &batches.batch(state.step), &give_up) {
-            Err(TrainError::Interrupted) => {
+        let signal = || signals.and_then(Signals::requested);
+        let give_up = |left| run.grace.is_over(left, signal().is_some());
+        let watch = Watch { signal: &signal, give_up: &give_up };
+        let outcome = match stepper.update_unless(state, &batches.batch(state.step), watch)? {
+            Update::Done(outcome) => outcome,
+            Update::Stopped(reason) => {
+                tracing::warn!("{}: saving after update {} and ending", reason.name(), state.step);
+                stopped = Some(reason);
+                break;
+            }
+            Update::Dropped => {
                 tracing::warn!(
                     "update {} is dropped: its end and a checkpoint would not fit into the {} s after a signal",
                     state.step + 1,
                     options.grace_seconds
                 );
-                continue; // The signal is still there: the loop ends at its head.
+                continue; // The signal is still there: the next one stops before it begins.
             }
-            other => other?,
         };
         run.grace.updated();
-        since_log.1 += outcome.size.tokens;
+        report.update(state.step, &outcome, stepper.spans());
         run.counters.loss_sum += outcome.loss;
         run.counters.loss_updates += 1;
-        run.progress.update(state.step, outcome.loss, outcome.size.tokens, padding_saved(&outcome));
+        if let Some(records) = &mut run.records {
+            records.progress(state.step, &outcome);
+        }
         if state.step.is_multiple_of(options.log_freq) || state.step == total {
-            run.log_update(state.step, &outcome, &mut since_log)?;
+            let all = report.gather(world)?;
+            if let Some(records) = &mut run.records {
+                records.update(state.step, &outcome, &run.counters, &report, &all)?;
+            }
+            run.counters.loss_sum = 0.0;
+            run.counters.loss_updates = 0;
+            report.begin();
         }
         let mut save = state.step.is_multiple_of(options.save_freq);
         if state.step.is_multiple_of(options.eval_freq) || state.step == total {
             let gained = run.evaluate(state)?;
             save |= gained;
-            since_log = (Instant::now(), 0);
+            report.pause_over();
         }
         // A signal during the evaluation, an early stop: the end of the loop saves.
         if save {
@@ -198,82 +245,26 @@ pub fn train<D: Device, O: Objective<D>>(
     }
     if stopped.is_none() && run.counters.evaluation_due {
         // The signal came in the evaluation of the last update: the run is not done without it.
-        stopped = signals.and_then(Signals::requested);
+        stopped = agree_on_signal(world, signals.and_then(Signals::requested))?;
     }
-    run.metrics.event(
-        "end",
-        state.step,
-        Map::from_iter([("reason".into(), stopped.map_or("done".into(), |r| r.name().into()))]),
-    )?;
-    run.metrics.sync()?;
-    Ok(run.outcome(state.step, stopped))
+    let best = run.counters.best;
+    let outcome = match run.records {
+        Some(records) => records.end(state.step, stopped, best)?,
+        None => RunOutcome { step: state.step, stopped, best, figures: Vec::new(), checkpoint: None },
+    };
+    // Nobody is done before rank 0 has written everything.
+    world.barrier()?;
+    Ok(outcome)
 }
 
-fn padding_saved(o: &UpdateOutcome) -> f64 {
-    1.0 - o.size.tokens as f64 / o.size.padded_tokens.max(1) as f64
-}
-
-impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
-    fn outcome(self, step: u64, stopped: Option<StopReason>) -> RunOutcome {
-        RunOutcome {
-            step,
-            stopped,
-            best: self.counters.best,
-            figures: self.figures,
-            checkpoint: self.checkpoint,
-        }
-    }
-
-    fn log_update(
-        &mut self,
-        step: u64,
-        o: &UpdateOutcome,
-        since: &mut (Instant, u64),
-    ) -> Result<(), TrainError> {
-        let loss = self.counters.loss_sum / self.counters.loss_updates.max(1) as f64;
-        let rate = since.1 as f64 / since.0.elapsed().as_secs_f64().max(1e-9);
-        let fields = json!({
-            "loss": loss,
-            "lr": o.lr,
-            "gradient_norm": o.gradient_norm,
-            "tokens": o.size.tokens,
-            "tokens_per_second": rate.round(),
-            "padding_saved": (padding_saved(o) * 1e4).round() / 1e4,
-            "memory": memory::resident(),
-        });
-        self.metrics.update(step, object(fields))?;
-        let scalars = [("Training", loss), ("lr", o.lr), ("gradient_norm", o.gradient_norm)];
-        self.tensorboard.scalars(step, &scalars)?;
-        tracing::info!(
-            "{step} / {} |train: {loss:.3} |lr: {:.2e} |norm: {:.2} |{rate:.0} tokens/s",
-            self.options.optim.total_steps,
-            o.lr,
-            o.gradient_norm,
-        );
-        self.counters.loss_sum = 0.0;
-        self.counters.loss_updates = 0;
-        *since = (Instant::now(), 0);
-        Ok(())
-    }
-
+impl<D: RankDevice, O: Objective<D>> Loop<'_, D, O> {
     /// Makes up for what the run's earlier process could not do after its last checkpoint: moves links, evaluates.
     fn mend(&mut self, state: &TrainState<D>) -> Result<(), TrainError> {
-        let RunFolder { store, lease, .. } = self.folder;
-        let complete = store.list()?.complete;
-        let of_step = |step: u64| -> Option<&FoundCheckpoint> {
-            complete.iter().rev().find(|found| found.step == step)
-        };
-        let Some(current) = of_step(state.step) else {
-            return Ok(());
-        };
-        store.set_latest(lease, &current.path)?;
-        if self.counters.evaluation_due && self.evaluate(state)? {
-            store.set_best_dev(lease, &current.path)?;
-        } else if let Some(best) = self.counters.best.and_then(|best| of_step(best.step)) {
-            store.set_best_dev(lease, &best.path)?;
+        let gained = self.counters.evaluation_due && self.evaluate(state)?;
+        match &mut self.records {
+            Some(records) => records.mend(state.step, self.counters.best, gained),
+            None => Ok(()),
         }
-        self.checkpoint = Some(current.path.clone());
-        Ok(())
     }
 
     fn ends_early(&self, step: u64) -> bool {
@@ -287,10 +278,11 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
 
     /// Whether the score is the best so far.
     fn evaluate(&mut self, state: &TrainState<D>) -> Result<bool, TrainError> {
-        let (device, objective) = (self.device, self.objective);
+        let (world, device, objective) = (self.world, self.device, self.objective);
         let signals = self.signals;
         let interrupted = || signals.is_some_and(|s| s.requested().is_some());
-        let evaluation = match device.run(|| objective.evaluate(device, &state.parameters, &interrupted)) {
+        let measure = || objective.evaluate_among(world, device, &state.parameters, &interrupted);
+        let evaluation = match device.run(measure) {
             Err(TrainError::Interrupted) => {
                 tracing::warn!(
                     "the evaluation after update {} was interrupted; it is made up for when the run goes on",
@@ -302,78 +294,45 @@ impl<D: Device, O: Objective<D>> Loop<'_, D, O> {
             other => other?,
         };
         self.counters.evaluation_due = false;
-        let Some(e) = evaluation else {
+        let Some(score) = agree_on_score(world, evaluation.as_ref())? else {
             return Ok(false);
         };
-        let gained = self.counters.best.is_none_or(|b| e.score > b.score);
+        let gained = self.counters.best.is_none_or(|b| score > b.score);
         if gained {
-            self.counters.best = Some(Best { step: state.step, score: e.score });
+            self.counters.best = Some(Best { step: state.step, score });
             self.counters.without_gain = 0;
         } else {
             self.counters.without_gain += 1;
         }
-        let fields = e.figures.iter().map(|(name, v)| (name.to_string(), Value::from(*v))).collect();
-        self.metrics.event("eval", state.step, fields)?;
-        self.tensorboard.scalars(state.step, &[("Evaluation", e.score)])?;
-        let shown: Vec<String> =
-            e.figures.iter().map(|(name, v)| format!("{name} {:.2}", 100.0 * v)).collect();
-        tracing::info!(
-            "{} / {} |evaluation: {}{}",
-            state.step,
-            self.options.optim.total_steps,
-            shown.join(", "),
-            if gained { " (best so far)" } else { "" }
-        );
-        self.figures = e.figures;
-        self.progress.pause_over();
+        if let (Some(records), Some(evaluation)) = (&mut self.records, evaluation) {
+            records.evaluation(state.step, evaluation, gained)?;
+        }
         Ok(gained)
     }
 
     fn save(&mut self, state: &TrainState<D>) -> Result<(), TrainError> {
         let start = Instant::now();
-        let values = state.parameters.all();
-        if !self.device.run(|| self.device.dot(values, values)).is_finite() {
-            return Err(TrainError::NotFiniteParameters { update: state.step });
+        // Moments that are shared out come together for it.
+        let mut whole = None;
+        if self.parts.is_split() {
+            let gather =
+                |moments| self.parts.gather(self.world, self.device, self.objective.layout(), moments);
+            whole = gather(&state.first)?.zip(gather(&state.second)?);
         }
-        self.metrics.sync()?;
-        let RunFolder { store, lease, .. } = self.folder;
-        let writer = store.begin(state.step)?;
-        let needed = state::checkpoint_bytes(self.objective.layout());
-        writer.require_space(needed)?;
-        state::save(self.device, self.objective, state, writer.path())
-            .map_err(|error| error.or_disk_full(needed))?;
-        let stored = StoredState {
-            counters: self.counters.clone(),
-            data: self.objective.fingerprint(),
-            arithmetic: self.device.arithmetic(),
-        };
-        let done = writer.commit(serde_json::to_value(stored).expect("counters are plain JSON"))?;
-        store.set_latest(lease, &done.path)?;
-        let mut protect = Vec::new();
-        if let Some(best) = self.counters.best {
-            protect.push(best.step);
-            if best.step == state.step {
-                store.set_best_dev(lease, &done.path)?;
-            }
+        if let Some(records) = &mut self.records {
+            let moments =
+                whole.as_ref().map_or((&state.first, &state.second), |(first, second)| (first, second));
+            records.save(self.device, self.objective, state, moments, &self.counters)?;
+            self.grace.saved(start.elapsed());
         }
-        if self.options.keep_last > 0 {
-            store.prune(lease, self.options.keep_last, &protect)?;
-        }
-        let name = |p: &Path| p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let fields = Map::from_iter([("path".into(), name(&done.path).into())]);
-        self.metrics.event("checkpoint", state.step, fields)?;
-        tracing::info!("saved {}", done.path.display());
         self.saved = Some(state.step);
-        self.grace.saved(start.elapsed());
-        self.checkpoint = Some(done.path);
-        self.progress.pause_over();
         Ok(())
     }
 }
 
-fn object(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    }
+/// Rank 0's score, on all ranks.
+fn agree_on_score(world: &World, own: Option<&Evaluation>) -> Result<Option<f64>, CommError> {
+    let bytes = own.map_or(Vec::new(), |e| e.score.to_le_bytes().to_vec());
+    let bytes = world.broadcast_bytes(0, bytes)?;
+    Ok(bytes.try_into().ok().map(f64::from_le_bytes))
 }

@@ -15,6 +15,7 @@ use tercio_engine::{Cpu, Device, Reference, Span, Tape};
 use tercio_models::folder::ModelFolder;
 use tercio_models::t5::{self, LoadedT5};
 use tercio_train::predict::Prediction;
+use tercio_train::ranks::RankDevice;
 
 /// Runs a check of every case on both devices.
 macro_rules! on_both_devices {
@@ -70,7 +71,7 @@ fn scatter(packed: &[f64], batch: &PackedReaderBatch, length: usize, width: usiz
 }
 
 /// Loss, and hidden states and teacher-forced logits where they are stored under `part`.
-fn check_forward<D: Device>(opened: &Opened<D>, case: &Case, part: &str, what: &str) {
+fn check_forward<D: RankDevice>(opened: &Opened<D>, case: &Case, part: &str, what: &str) {
     let (device, batch, model) = (&opened.device, opened.batch(), &opened.run.objective.model);
     let parts = TargetParts::new(opened, &batch);
     let (hidden, losses, logits) = device.run(|| {
@@ -103,7 +104,7 @@ fn check_forward<D: Device>(opened: &Opened<D>, case: &Case, part: &str, what: &
 }
 
 /// Generated ids with start token and padding, text where it is stored, and passage scores.
-fn check_answers<D: Device>(opened: &Opened<D>, case: &Case, part: &str, what: &str) {
+fn check_answers<D: RankDevice>(opened: &Opened<D>, case: &Case, part: &str, what: &str) {
     let (device, objective) = (&opened.device, &opened.run.objective);
     let expected = &case.expected[part];
     let mut predictor = objective.predictor(device, &opened.run.state.parameters);
@@ -142,7 +143,7 @@ fn check_answers<D: Device>(opened: &Opened<D>, case: &Case, part: &str, what: &
     assert_eq!(said(&one_by_one), said(&together), "{what}: one question at a time");
 }
 
-fn variants_agree<D: Device>(device: &D, case: &Case) {
+fn variants_agree<D: RankDevice>(device: &D, case: &Case) {
     for (variant, eos) in case.variants() {
         let what = format!("{} on {}: {variant}", case.name(), device.name());
         let opened = case.open(device, Opening { eos, ..Opening::default() });
@@ -158,7 +159,7 @@ fn golden_reader_variants() {
     on_both_devices!(variants_agree, cases());
 }
 
-fn legacy_agrees<D: Device>(device: &D, case: &Case) {
+fn legacy_agrees<D: RankDevice>(device: &D, case: &Case) {
     let what = format!("{} on {}: legacy", case.name(), device.name());
     let opened = case.open(device, Opening { legacy: true, ..case.plain() });
     assert!(opened.run.objective.model.needs_key_positions(), "{what}: no bias table");
@@ -171,7 +172,7 @@ fn golden_reader_legacy_checkpoint() {
     on_both_devices!(legacy_agrees, legacy_cases());
 }
 
-fn gradients_agree<D: Device>(device: &D, case: &Case) {
+fn gradients_agree<D: RankDevice>(device: &D, case: &Case) {
     let what = format!("{} on {}", case.name(), device.name());
     let opened = case.open(device, case.plain());
     let (loss, gradients) = opened.gradient(DRAW);
@@ -207,7 +208,7 @@ fn golden_reader_gradients() {
     on_both_devices!(gradients_agree, cases());
 }
 
-fn trajectory_agrees<D: Device>(device: &D, case: &Case, micro: usize) {
+fn trajectory_agrees<D: RankDevice>(device: &D, case: &Case, micro: usize) {
     let what = format!("{} on {}, micro-batch {micro}", case.name(), device.name());
     let opening = Opening { micro, ..case.plain() };
     let opened = case.open(device, opening);
@@ -251,11 +252,11 @@ fn trajectory_agrees<D: Device>(device: &D, case: &Case, micro: usize) {
     }
 }
 
-fn whole_trajectory<D: Device>(device: &D, case: &Case) {
+fn whole_trajectory<D: RankDevice>(device: &D, case: &Case) {
     trajectory_agrees(device, case, 0);
 }
 
-fn cut_trajectory<D: Device>(device: &D, case: &Case) {
+fn cut_trajectory<D: RankDevice>(device: &D, case: &Case) {
     trajectory_agrees(device, case, 1);
 }
 
@@ -269,7 +270,7 @@ fn golden_reader_trajectory_in_micro_batches() {
     on_both_devices!(cut_trajectory, cases());
 }
 
-fn recompute_changes_no_bit<D: Device>(device: &D, case: &Case) {
+fn recompute_changes_no_bit<D: RankDevice>(device: &D, case: &Case) {
     for dropout in [None, Some(0.1)] {
         let run = |recompute| {
             let opened = case.open(device, Opening { recompute, dropout, ..case.plain() });
@@ -292,7 +293,7 @@ fn golden_reader_recompute_gives_the_same_bits() {
     on_both_devices!(recompute_changes_no_bit, cases());
 }
 
-fn saved_model_reopens<D: Device>(device: &D, case: &Case) {
+fn saved_model_reopens<D: RankDevice>(device: &D, case: &Case) {
     let fid = case.dir.join("model_fid_layout").is_dir();
     for legacy in [Some(false), fid.then_some(true)].into_iter().flatten() {
         let opened = case.open(device, Opening { legacy, ..case.plain() });

@@ -5,9 +5,10 @@ use std::path::Path;
 
 use rayon::prelude::*;
 use serde_json::{Map, Value};
+use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
 use tercio_data::{AnswerTally, PackedReaderBatch, Questions, ReaderEncoding, Tokenizer};
-use tercio_engine::{Arena, Device, Draw, Layout, Span, Tape};
+use tercio_engine::{Arena, Buckets, Device, Draw, Layout, Span, Tape};
 use tercio_models::t5::{self, T5, Targets};
 
 use crate::error::TrainError;
@@ -93,7 +94,7 @@ impl<D: Device> Objective<D> for ReaderObjective {
             truncated: lengths.filter(|&n| n == self.encoding.text_maxlength).count() as u64,
         }
     }
-    fn gradient(
+    fn gradient_with(
         &self,
         device: &D,
         parameters: &Arena<D>,
@@ -101,6 +102,7 @@ impl<D: Device> Objective<D> for ReaderObjective {
         draw: Draw,
         weight: f64,
         gradients: &mut Arena<D>,
+        buckets: Option<Buckets<'_, D>>,
     ) -> ShardOutcome {
         let mut tape = Tape::recording(device, parameters, Some(draw));
         let encoded =
@@ -117,11 +119,15 @@ impl<D: Device> Objective<D> for ReaderObjective {
         };
         let losses = self.model.loss(&mut tape, &encoded, &targets);
         drop(encoded);
-        tape.backward(gradients, &[]);
+        match buckets {
+            Some(buckets) => tape.backward_with(gradients, buckets),
+            None => drop(tape.backward(gradients, &[])),
+        }
         ShardOutcome { loss: losses.iter().sum::<f64>() * weight }
     }
-    fn evaluate(
+    fn evaluate_among(
         &self,
+        world: &World,
         device: &D,
         parameters: &Arena<D>,
         interrupted: &(dyn Fn() -> bool + Sync),
@@ -130,13 +136,19 @@ impl<D: Device> Objective<D> for ReaderObjective {
             return Ok(None);
         };
         let mut tally = AnswerTally::default();
-        self.predictor(device, parameters).each(questions, |question, prediction| {
-            if interrupted() {
-                return Err(TrainError::Interrupted);
-            }
-            tally.add(&prediction.answer, &question.answers);
-            Ok(())
-        })?;
+        self.predictor(device, parameters).each_among(
+            world,
+            questions,
+            usize::MAX,
+            interrupted,
+            |question, prediction| {
+                tally.add(&prediction.answer, &question.answers);
+                Ok(())
+            },
+        )?;
+        if !world.is_main() {
+            return Ok(None);
+        }
         let em = tally.exact_match().ok_or_else(|| {
             TrainError::Unusable(format!(
                 "{}: no question has `answers`, so nothing can be measured; give --eval_data with answers or none",

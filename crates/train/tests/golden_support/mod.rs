@@ -17,6 +17,7 @@ use tercio_models::weights::WeightsReader;
 use tercio_train::objective::Objective;
 use tercio_train::options::{BatchPlan, ReaderOptions};
 use tercio_train::predict::{padded_positions, question_spans};
+use tercio_train::ranks::RankDevice;
 use tercio_train::setup::{self, ReaderRun};
 use tercio_train::step::Stepper;
 
@@ -192,7 +193,7 @@ impl Case {
     }
 
     /// Opens the case as `tercio train reader` would.
-    pub fn open<D: Device>(&self, device: &D, opening: Opening) -> Opened<D> {
+    pub fn open<D: RankDevice>(&self, device: &D, opening: Opening) -> Opened<D> {
         let folder = tempfile::tempdir().unwrap();
         let questions = serde_json::to_vec(&self.input["questions"]).unwrap();
         std::fs::write(folder.path().join("questions.json"), questions).unwrap();
@@ -211,7 +212,7 @@ pub fn all_rows<D: Device>(opened: &Opened<D>) -> tercio_data::shuffle::UpdateEx
     tercio_data::shuffle::UpdateExamples { epoch: 0, rows }
 }
 
-impl<D: Device> Opened<D> {
+impl<D: RankDevice> Opened<D> {
     /// All questions as one packed batch.
     pub fn batch(&self) -> PackedReaderBatch {
         let rows = all_rows(self);

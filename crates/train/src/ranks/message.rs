@@ -1,0 +1,139 @@
+//! The small messages of an update: what ranks tell one another before and after they compute, as words of 64 bits.
+
+use tercio_comm::{CommError, World};
+
+use crate::objective::ShardSize;
+use crate::run::StopReason;
+
+/// What a rank knows before it computes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Before {
+    /// The signal that it has seen.
+    pub signal: Option<StopReason>,
+    /// Sizes of its shards.
+    pub sizes: Vec<ShardSize>,
+}
+
+/// What a rank knows after it has computed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct After {
+    /// Whether it gave the update up.
+    pub dropped: bool,
+    /// Losses of its shards, those that it computed.
+    pub losses: Vec<f64>,
+}
+
+const SIGNALS: [StopReason; 4] =
+    [StopReason::Interrupt, StopReason::Terminate, StopReason::User1, StopReason::User2];
+
+fn code(signal: Option<StopReason>) -> u64 {
+    signal.and_then(|s| SIGNALS.iter().position(|r| *r == s)).map_or(0, |i| i as u64 + 1)
+}
+
+fn signal(code: u64) -> Option<StopReason> {
+    SIGNALS.get(usize::try_from(code).ok()?.checked_sub(1)?).copied()
+}
+
+impl Before {
+    fn words(&self) -> Vec<u64> {
+        let sizes =
+            self.sizes.iter().flat_map(|s| [s.tokens, s.padded_tokens, s.count, s.inputs, s.truncated]);
+        [code(self.signal)].into_iter().chain(sizes).collect()
+    }
+    fn of(words: &[u64]) -> Option<Before> {
+        let (first, rest) = words.split_first()?;
+        let (sizes, []) = rest.as_chunks::<5>() else { return None };
+        let size = |&[tokens, padded_tokens, count, inputs, truncated]: &[u64; 5]| ShardSize {
+            tokens,
+            padded_tokens,
+            count,
+            inputs,
+            truncated,
+        };
+        Some(Before { signal: signal(*first), sizes: sizes.iter().map(size).collect() })
+    }
+    /// All ranks' messages, in the order of ranks.
+    ///
+    /// # Errors
+    /// A rank was lost or failed.
+    pub fn exchange(self, world: &World) -> Result<Vec<Before>, CommError> {
+        exchange(world, self, Before::words, Before::of)
+    }
+}
+
+impl After {
+    fn words(&self) -> Vec<u64> {
+        [u64::from(self.dropped)].into_iter().chain(self.losses.iter().map(|l| l.to_bits())).collect()
+    }
+    fn of(words: &[u64]) -> Option<After> {
+        let (first, losses) = words.split_first()?;
+        Some(After { dropped: *first != 0, losses: losses.iter().map(|&l| f64::from_bits(l)).collect() })
+    }
+    /// All ranks' messages, in the order of ranks.
+    ///
+    /// # Errors
+    /// A rank was lost or failed.
+    pub fn exchange(self, world: &World) -> Result<Vec<After>, CommError> {
+        exchange(world, self, After::words, After::of)
+    }
+}
+
+/// The signal that any rank has seen, the same on all of them: with several, Ctrl-C before SIGTERM before the others.
+///
+/// # Errors
+/// A rank was lost or failed.
+pub fn agree_on_signal(world: &World, own: Option<StopReason>) -> Result<Option<StopReason>, CommError> {
+    let all = Before { signal: own, sizes: Vec::new() }.exchange(world)?;
+    Ok(strongest(&all))
+}
+
+/// The signal of all messages that counts.
+pub fn strongest(all: &[Before]) -> Option<StopReason> {
+    signal(all.iter().map(|m| code(m.signal)).filter(|&c| c > 0).min()?)
+}
+
+fn exchange<M>(
+    world: &World,
+    own: M,
+    words: fn(&M) -> Vec<u64>,
+    of: fn(&[u64]) -> Option<M>,
+) -> Result<Vec<M>, CommError> {
+    if world.size() == 1 {
+        return Ok(vec![own]);
+    }
+    let bytes = words(&own).iter().flat_map(|w| w.to_le_bytes()).collect();
+    let all = world.all_gather_bytes(bytes)?;
+    let read = |(rank, bytes): (usize, &Vec<u8>)| {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let words: Vec<u64> = words.iter().map(|w| u64::from_le_bytes(*w)).collect();
+        of(&words).filter(|_| rest.is_empty()).ok_or_else(|| {
+            CommError::Protocol(format!(
+                "rank {rank} sent {} bytes that are no message of an update",
+                bytes.len()
+            ))
+        })
+    };
+    all.iter().enumerate().map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_as_they_went() {
+        let size =
+            |n| ShardSize { tokens: n, padded_tokens: n + 1, count: 3, inputs: 4, truncated: u64::MAX };
+        let before = Before { signal: Some(StopReason::User1), sizes: vec![size(5), size(6)] };
+        assert_eq!(Before::of(&before.words()), Some(before.clone()));
+        let after = After { dropped: true, losses: vec![-0.0, 1.5, f64::INFINITY] };
+        assert_eq!(After::of(&after.words()), Some(after));
+        assert_eq!((Before::of(&[]), Before::of(&[0, 1, 2])), (None, None));
+        let none = Before::default();
+        let ctrl_c = Before { signal: Some(StopReason::Interrupt), ..none.clone() };
+        assert_eq!(strongest(&[none.clone(), before, ctrl_c]), Some(StopReason::Interrupt));
+        assert_eq!(strongest(&[none]), None);
+        let own = Some(StopReason::Terminate);
+        assert_eq!(agree_on_signal(&World::alone(), own).unwrap(), own);
+    }
+}
