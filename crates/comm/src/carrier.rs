@@ -9,6 +9,7 @@ pub mod local;
 pub mod mixed;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub(crate) mod tcp;
 
 use std::time::{Duration, Instant};
 
@@ -56,6 +57,20 @@ pub struct Opening {
     pub secret: String,
     /// When opening has to be done.
     pub deadline: Instant,
+}
+
+/// Opens the carrier through MPI.
+#[cfg(feature = "mpi")]
+pub(crate) fn open_mpi(opening: &Opening) -> Result<Box<dyn Carrier>, CommError> {
+    mpi::open(opening)
+}
+
+/// Says that there is none.
+#[cfg(not(feature = "mpi"))]
+pub(crate) fn open_mpi(_: &Opening) -> Result<Box<dyn Carrier>, CommError> {
+    Err(CommError::Place(
+        "this tercio was built without MPI: build it with the cargo feature `mpi`, or choose the backend auto".into(),
+    ))
 }
 
 /// The ranks that `rank` of `size` ever talks to, ascending: one for each bit of its number, and, where `size` is no power

@@ -4,12 +4,19 @@
 //! neither on the carrier nor on time.
 
 pub mod carrier;
+mod collective;
+mod control;
 pub mod error;
+mod frame;
+mod join;
 pub mod launch;
 mod number;
 pub mod place;
+mod ranks;
 pub mod reduction;
+mod secret;
 pub mod settings;
+pub mod slurm;
 pub mod world;
 
 pub use error::CommError;

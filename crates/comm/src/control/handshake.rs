@@ -1,0 +1,213 @@
+//! Strangers become ranks: both sides prove that they know the secret, then say who they are.
+//!
+//! Who connects: hello, its nonce. Who listens: its nonce. Who connects: a code over both and its identity. Who listens: a
+//! code over the same, or a reason. The secret itself never travels.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::conn::Conn;
+use super::message::{Identity, Message, PROTOCOL, RANK_LIMIT, Refusal};
+use crate::error::CommError;
+use crate::secret::{self, Mac, Nonce};
+
+/// How long a newcomer may take to prove itself.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Newcomers at a time; one more turns out the oldest. Enough for all ranks of a large run at once.
+const NEWCOMERS: usize = 1024;
+
+/// Why a connection came to nothing, for who connects.
+#[derive(Debug)]
+pub(crate) enum Miss {
+    /// Nobody there (yet), or what answers is no rank (yet).
+    Later(String),
+    /// The other side knows another secret: another run, maybe one that is ending.
+    Secret(String),
+    /// No use in trying again.
+    Final(String),
+}
+
+/// Proves who `identity` is to who listens at `address`.
+pub(crate) fn connect(
+    address: SocketAddr,
+    secret: &str,
+    identity: &Identity,
+    deadline: Instant,
+) -> Result<Conn, Miss> {
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let stream = TcpStream::connect_timeout(&address, left.min(Duration::from_secs(5)))
+        .map_err(|e| Miss::Later(e.to_string()))?;
+    // A port of the range for outgoing connections can meet itself while nobody listens yet.
+    if stream.local_addr().ok() == stream.peer_addr().ok() {
+        return Err(Miss::Later("nobody listens".into()));
+    }
+    let mut conn = Conn::new(stream).map_err(|e| Miss::Later(e.to_string()))?;
+    // As patient as who listens: a busy rank 0 of a large run takes its time.
+    let deadline = deadline.min(Instant::now() + 3 * PATIENCE);
+    let own: Nonce = secret::nonce().map_err(|e| Miss::Final(e.to_string()))?;
+    conn.send(&Message::Hello { protocol: PROTOCOL, nonce: own });
+    let theirs = match conn.next(deadline).map_err(Miss::Later)? {
+        Message::Challenge { nonce } => nonce,
+        Message::Refused { reason, .. } => return Err(Miss::Final(reason)),
+        _ => return Err(Miss::Later("it does not answer as a rank does".into())),
+    };
+    let said = identity.write();
+    conn.send(&Message::Proof {
+        mac: secret::mac(secret, &[b"who connects", &own, &theirs, &said]),
+        identity: said.clone(),
+    });
+    match conn.next(deadline).map_err(Miss::Later)? {
+        Message::Welcome { mac }
+            if secret::same(&mac, &secret::mac(secret, &[b"who listens", &own, &theirs, &said])) =>
+        {
+            conn.limit = RANK_LIMIT;
+            Ok(conn)
+        }
+        Message::Welcome { .. } => Err(Miss::Secret("it does not know the secret of this run".into())),
+        Message::Refused { refusal: Refusal::Secret, reason } => Err(Miss::Secret(reason)),
+        Message::Refused { refusal: Refusal::Final, reason } => Err(Miss::Final(reason)),
+        _ => Err(Miss::Later("it does not answer as a rank does".into())),
+    }
+}
+
+/// One who proved the secret and waits for an answer.
+pub(crate) struct Newcomer {
+    conn: Conn,
+    welcome: Mac,
+    pub(crate) identity: Identity,
+}
+
+impl Newcomer {
+    /// Takes it in.
+    pub(crate) fn welcome(mut self) -> Conn {
+        self.conn.limit = RANK_LIMIT;
+        self.conn.send(&Message::Welcome { mac: self.welcome });
+        self.conn
+    }
+    /// Sends it away for good.
+    pub(crate) fn refuse(mut self, reason: &str) {
+        self.conn.send(&Message::Refused { refusal: Refusal::Final, reason: reason.into() });
+    }
+}
+
+struct Stranger {
+    conn: Conn,
+    since: Instant,
+    /// Both nonces, once a hello came.
+    nonces: Option<(Nonce, Nonce)>,
+}
+
+/// Listens, and lets nobody through who does not know the secret. Never waits.
+pub(crate) struct Door {
+    listener: TcpListener,
+    secret: String,
+    strangers: Vec<Stranger>,
+}
+
+impl Door {
+    pub(crate) fn new(listener: TcpListener, secret: &str) -> Result<Door, CommError> {
+        listener
+            .set_nonblocking(true)
+            .map_err(|source| CommError::Io { what: "preparing the listening socket".into(), source })?;
+        Ok(Door { listener, secret: secret.into(), strangers: Vec::new() })
+    }
+
+    /// What a poll has to look for.
+    pub(crate) fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        fds.extend(self.strangers.iter().map(|s| s.conn.poll_fd()));
+    }
+
+    /// Whether there is a stranger whose time may run out.
+    pub(crate) fn busy(&self) -> bool {
+        !self.strangers.is_empty()
+    }
+
+    /// Goes on with every stranger as far as goes; those who proved themselves.
+    pub(crate) fn newcomers(&mut self) -> Vec<Newcomer> {
+        self.accept();
+        let mut proved = Vec::new();
+        for mut stranger in std::mem::take(&mut self.strangers) {
+            stranger.conn.flush();
+            let messages = stranger.conn.receive();
+            match self.hear(stranger, messages) {
+                Heard::Proved(newcomer) => proved.push(*newcomer),
+                Heard::More(stranger) => self.strangers.push(stranger),
+                Heard::Away(why) => tracing::debug!("a connection was refused: {why}"),
+            }
+        }
+        proved
+    }
+
+    fn accept(&mut self) {
+        // Bounded, so that a flood of strangers cannot keep the ranks from being heard.
+        for _ in 0..64 {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    if self.strangers.len() >= NEWCOMERS {
+                        self.strangers.remove(0);
+                    }
+                    if let Ok(conn) = Conn::new(stream) {
+                        self.strangers.push(Stranger { conn, since: Instant::now(), nonces: None });
+                    }
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                // One that went before it was accepted, or no descriptor left just now.
+                Err(e) => {
+                    tracing::debug!("a connection could not be accepted: {e}");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn hear(&self, mut stranger: Stranger, messages: Vec<Message>) -> Heard {
+        for message in messages {
+            match (message, stranger.nonces) {
+                (Message::Hello { protocol, .. }, None) if protocol != PROTOCOL => {
+                    let reason = format!(
+                        "rank 0 speaks version {PROTOCOL} of the ranks' protocol, this process version {protocol}: run the same tercio everywhere"
+                    );
+                    stranger.conn.send(&Message::Refused { refusal: Refusal::Final, reason });
+                    return Heard::Away(format!("it speaks version {protocol} of the ranks' protocol"));
+                }
+                (Message::Hello { nonce: theirs, .. }, None) => {
+                    let Ok(own) = secret::nonce() else { return Heard::Away("no random numbers".into()) };
+                    stranger.nonces = Some((theirs, own));
+                    stranger.conn.send(&Message::Challenge { nonce: own });
+                }
+                (Message::Proof { mac, identity: said }, Some((theirs, own))) => {
+                    if !secret::same(
+                        &mac,
+                        &secret::mac(&self.secret, &[b"who connects", &theirs, &own, &said]),
+                    ) {
+                        let reason = "it belongs to a run with another secret".to_string();
+                        stranger.conn.send(&Message::Refused { refusal: Refusal::Secret, reason });
+                        return Heard::Away("it does not know the secret".into());
+                    }
+                    let Some(identity) = Identity::read(&said) else {
+                        return Heard::Away("it does not say who it is".into());
+                    };
+                    let welcome = secret::mac(&self.secret, &[b"who listens", &theirs, &own, &said]);
+                    return Heard::Proved(Box::new(Newcomer { conn: stranger.conn, welcome, identity }));
+                }
+                _ => return Heard::Away("it does not talk as a rank does".into()),
+            }
+        }
+        if let Some(why) = stranger.conn.ended {
+            return Heard::Away(why);
+        }
+        if stranger.since.elapsed() > PATIENCE {
+            return Heard::Away(format!("it did not prove itself within {} s", PATIENCE.as_secs()));
+        }
+        Heard::More(stranger)
+    }
+}
+
+enum Heard {
+    Proved(Box<Newcomer>),
+    More(Stranger),
+    Away(String),
+}

@@ -1,0 +1,419 @@
+//! Rank 0's side of the control plane: takes the ranks in, hears them all, and says who was lost.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::board::{Board, Verdict};
+use super::conn::{Conn, sleep_on};
+use super::handshake::{Door, Newcomer};
+use super::message::{Identity, Message, Purpose, host_name};
+use super::{Command, Commands, beat_every, listen, own_address, parse_meeting, show};
+use crate::error::CommError;
+use crate::place::Place;
+use crate::settings::Settings;
+
+/// How long a port that is in use is waited for: an older attempt of the same run may be ending.
+const PORT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long rank 0 waits at its end for the others' goodbyes, and for their word that they know of a verdict.
+const FAREWELL: Duration = Duration::from_secs(10);
+const TOLD: Duration = Duration::from_secs(2);
+
+struct Peer {
+    conn: Conn,
+    host: String,
+    pid: u32,
+    update: u64,
+    left: bool,
+    /// Knows the verdict, or is gone.
+    told: bool,
+}
+
+/// Rank 0 of the control plane.
+pub(super) struct Hub {
+    board: Arc<Board>,
+    commands: Arc<Commands>,
+    door: Door,
+    meeting: String,
+    host: String,
+    size: usize,
+    settings: Settings,
+    deadline: Instant,
+    /// By rank; none for rank 0, and for those who are not here yet.
+    peers: Vec<Option<Peer>>,
+    puts: BTreeMap<u32, Vec<Option<Vec<u8>>>>,
+    verdict: Option<Verdict>,
+    told_at: Option<Instant>,
+    leaving: Option<Instant>,
+    /// When this process was last seen to have stood still, and for how long.
+    stood: Option<(Instant, Duration)>,
+}
+
+impl Hub {
+    /// Takes the meeting port.
+    pub(super) fn listen(
+        place: &Place,
+        settings: &Settings,
+        deadline: Instant,
+        board: Arc<Board>,
+        commands: Arc<Commands>,
+    ) -> Result<Hub, CommError> {
+        let (host, port) = parse_meeting(&place.meeting)?;
+        let address = match own_address(settings)? {
+            Some(ip) => Some(ip),
+            // Only an explicit loopback keeps others out: a host's own name often means 127.0.1.1 on the host itself.
+            None if host == "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
+            None => host.parse().ok().filter(IpAddr::is_loopback),
+        };
+        let since = Instant::now();
+        let listener = loop {
+            match listen(address, port) {
+                Ok(listener) => break listener,
+                Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {
+                    if since.elapsed() < PORT_PATIENCE && Instant::now() < deadline {
+                        std::thread::sleep(Duration::from_millis(100));
+                        continue;
+                    }
+                    return Err(CommError::Rendezvous(format!(
+                        "port {port} on {} is in use, so rank 0 cannot listen on it: another run or program has it; choose another port for this run ({} was its meeting place)",
+                        host_name(),
+                        place.meeting
+                    )));
+                }
+                Err(source) => {
+                    let what = format!("rank 0 cannot listen on port {port} of {}", host_name());
+                    return Err(CommError::Io { what, source });
+                }
+            }
+        };
+        Ok(Hub {
+            board,
+            commands,
+            door: Door::new(listener, &place.secret)?,
+            meeting: show(&host, port),
+            host: host_name(),
+            size: place.world_size,
+            settings: settings.clone(),
+            deadline,
+            peers: (0..place.world_size).map(|_| None).collect(),
+            puts: BTreeMap::new(),
+            verdict: None,
+            told_at: None,
+            leaving: None,
+            stood: None,
+        })
+    }
+
+    /// The control thread.
+    pub(super) fn run(mut self) {
+        let beat = beat_every(&self.settings);
+        let mut next_beat = Instant::now();
+        let mut next_word = Instant::now() + Duration::from_secs(20);
+        let mut before = Instant::now();
+        while !self.finished() {
+            self.sleep(next_beat.saturating_duration_since(Instant::now()));
+            let still = before.elapsed();
+            self.hear_all();
+            if still > beat + Duration::from_secs(2) {
+                self.stood = Some((Instant::now(), still));
+                // Their signs of life waited here, not they.
+                let now = Instant::now();
+                self.peers.iter_mut().flatten().for_each(|peer| peer.conn.heard = now);
+            }
+            before = Instant::now();
+            for newcomer in self.door.newcomers() {
+                self.take_in(newcomer);
+            }
+            for command in self.commands.take() {
+                self.obey(command);
+            }
+            self.look_for_lost();
+            if Instant::now() >= next_beat {
+                next_beat = Instant::now() + beat;
+                let update = self.board.update.load(Ordering::Relaxed);
+                self.tell(&Message::Beat { update }, None);
+            }
+            if self.missing().next().is_some() && Instant::now() >= next_word && self.verdict.is_none() {
+                next_word = Instant::now() + Duration::from_secs(30);
+                tracing::info!("rank 0 waits at {} for {}", self.meeting, self.name_missing());
+            }
+            self.peers.iter_mut().flatten().for_each(|peer| peer.conn.flush());
+        }
+    }
+
+    fn sleep(&self, most: Duration) {
+        let mut fds = vec![self.commands.wake.poll_fd()];
+        self.door.poll_fds(&mut fds);
+        fds.extend(self.peers.iter().flatten().filter(|p| p.conn.ended.is_none()).map(|p| p.conn.poll_fd()));
+        // Waits for strangers, goodbyes and answers run out between beats too.
+        let most = if self.door.busy() || self.leaving.is_some() {
+            most.min(Duration::from_millis(100))
+        } else {
+            most
+        };
+        if let Err(e) = sleep_on(&mut fds, most) {
+            tracing::warn!("{e}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Whether this thread may end.
+    fn finished(&mut self) -> bool {
+        let gone = |peer: &Peer| peer.left || peer.told || peer.conn.ended.is_some();
+        if let Some(at) = self.told_at
+            && (self.peers.iter().flatten().all(gone) || at.elapsed() > TOLD)
+        {
+            self.board.tell();
+        }
+        match (self.leaving, self.told_at) {
+            (None, _) => false,
+            (Some(_), Some(at)) => self.peers.iter().flatten().all(gone) || at.elapsed() > TOLD,
+            (Some(since), None) => {
+                self.peers.iter().flatten().all(gone)
+                    || since.elapsed() > FAREWELL.min(self.settings.lost_after)
+            }
+        }
+    }
+
+    fn missing(&self) -> impl Iterator<Item = usize> {
+        (1..self.size).filter(|rank| self.peers[*rank].is_none())
+    }
+
+    fn name_missing(&self) -> String {
+        let mut names: Vec<String> = self.missing().take(9).map(|rank| rank.to_string()).collect();
+        let count = self.missing().count();
+        if names.len() > 8 {
+            names.truncate(8);
+            names.push("...".into());
+        }
+        let plural = if count == 1 { "rank" } else { "ranks" };
+        format!("{plural} {} ({count} of {})", names.join(", "), self.size)
+    }
+
+    fn take_in(&mut self, newcomer: Newcomer) {
+        let Identity { purpose, rank, size, version, host, pid, .. } = newcomer.identity.clone();
+        let who = format!("rank {rank} on host {host} (process {pid})");
+        let rank = rank as usize;
+        let own = env!("CARGO_PKG_VERSION");
+        let wrong = if purpose != Purpose::Control {
+            newcomer.refuse("this is the ranks' meeting place, not a rank's data port");
+            return;
+        } else if size as usize != self.size {
+            format!(
+                "{who} believes in {size} ranks, rank 0 on host {} in {}: start all with the same number",
+                self.host, self.size
+            )
+        } else if version != own {
+            format!(
+                "{who} runs tercio {version}, rank 0 on host {} runs {own}: run the same tercio everywhere",
+                self.host
+            )
+        } else if rank == 0 || rank >= self.size {
+            format!(
+                "{who} came, but rank {rank} is not to be met here: of {} ranks, number 0 is on host {} already",
+                self.size, self.host
+            )
+        } else if let Some(first) = &self.peers[rank] {
+            format!(
+                "rank {rank} is here twice: from host {} (process {}) and from host {host} (process {pid})",
+                first.host, first.pid
+            )
+        } else {
+            if self.verdict.is_some() || self.leaving.is_some() {
+                newcomer.refuse("the run is over");
+                return;
+            }
+            tracing::debug!("{who} is here");
+            let mut conn = newcomer.welcome();
+            conn.heard = Instant::now();
+            self.peers[rank] = Some(Peer { conn, host, pid, update: 0, left: false, told: false });
+            return;
+        };
+        newcomer.refuse(&wrong);
+        if self.missing().next().is_some() {
+            // Nothing was computed yet, and it cannot become right.
+            self.declare(Verdict::Rendezvous(wrong));
+        } else {
+            tracing::warn!("a process that wanted to join was refused: {wrong}");
+        }
+    }
+
+    fn hear_all(&mut self) {
+        for rank in 1..self.size {
+            let Some(peer) = &mut self.peers[rank] else { continue };
+            if peer.conn.ended.is_some() {
+                continue;
+            }
+            for message in peer.conn.receive() {
+                self.hear(rank, message);
+            }
+            let Some(peer) = &self.peers[rank] else { continue };
+            if let (Some(what), false) = (&peer.conn.ended, peer.left) {
+                let verdict = self.lost(rank, what.clone());
+                self.declare(verdict);
+            }
+        }
+    }
+
+    fn hear(&mut self, rank: usize, message: Message) {
+        let Some(peer) = &mut self.peers[rank] else { return };
+        match message {
+            Message::Beat { update } => peer.update = update,
+            Message::Put { step, bytes } => self.put(rank, step, bytes),
+            Message::Ack => peer.told = true,
+            Message::Bye { .. } => {
+                peer.left = true;
+                self.board.leave(rank);
+                self.tell(&Message::Bye { rank: rank as u32 }, Some(rank));
+            }
+            Message::Fail { what } => {
+                peer.told = true;
+                let (host, update) = (peer.host.clone(), peer.update);
+                peer.conn.send(&Message::Ack);
+                let update = update.max(self.board.update.load(Ordering::Relaxed));
+                self.declare(Verdict::Failed { rank, host, update, what });
+            }
+            Message::Report { rank: other, what } => {
+                let what = match self.peers.get(other as usize) {
+                    Some(Some(peer)) if peer.left => {
+                        format!("it had ended, and rank {rank} still waited for it")
+                    }
+                    _ => format!(
+                        "{what} (seen by rank {rank} on host {})",
+                        peer_host(&self.peers, &self.host, rank)
+                    ),
+                };
+                let verdict = self.lost(other as usize, what);
+                self.declare(verdict);
+            }
+            // A rank gave this one up, while it stood still.
+            Message::Verdict { failed, rank, host, update, what } => {
+                self.declare(Verdict::from_message(failed, rank, host, update, what));
+            }
+            other => tracing::debug!("rank {rank} sent {other:?} at a wrong time"),
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Put { step, bytes } => self.put(0, step, bytes),
+            Command::Fail(what) => {
+                let update = self.board.update.load(Ordering::Relaxed);
+                self.declare(Verdict::Failed { rank: 0, host: self.host.clone(), update, what });
+            }
+            Command::Report { rank, what } => {
+                let verdict = self.lost(rank, what);
+                self.declare(verdict);
+            }
+            Command::Leave => {
+                self.leaving = Some(Instant::now());
+                if self.verdict.is_none() {
+                    self.tell(&Message::Bye { rank: 0 }, None);
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, rank: usize, step: u32, bytes: Vec<u8>) {
+        let size = self.size;
+        let all = self.puts.entry(step).or_insert_with(|| vec![None; size]);
+        all[rank] = Some(bytes);
+        if all.iter().all(Option::is_some) {
+            let all: Vec<Vec<u8>> = self.puts.remove(&step).into_iter().flatten().flatten().collect();
+            self.tell(&Message::Result { step, all: all.clone() }, None);
+            self.board.put_result(step, all);
+        }
+    }
+
+    fn look_for_lost(&mut self) {
+        if self.verdict.is_some() {
+            return;
+        }
+        let limit = self.settings.lost_after;
+        let silent = (1..self.size).find(|rank| {
+            self.peers[*rank].as_ref().is_some_and(|p| !p.left && p.conn.heard.elapsed() > limit)
+        });
+        if let Some(rank) = silent {
+            let verdict = self.lost(rank, format!("no sign of life for {} s", limit.as_secs_f64().round()));
+            self.declare(verdict);
+        } else if self.missing().next().is_some() && Instant::now() > self.deadline {
+            self.declare(Verdict::Rendezvous(format!(
+                "{} did not come to {} within {} s: look whether they were started, reach that address, and have the same secret",
+                self.name_missing(),
+                self.meeting,
+                self.settings.join_timeout.as_secs_f64().round()
+            )));
+        } else if Instant::now() > self.deadline + Duration::from_secs(2) && !self.puts.is_empty() {
+            // All came, but one does not get through the rest of joining.
+            let late: Vec<String> = self
+                .puts
+                .values()
+                .flat_map(|all| {
+                    all.iter()
+                        .enumerate()
+                        .filter(|(_, bytes)| bytes.is_none())
+                        .map(|(rank, _)| rank.to_string())
+                })
+                .collect();
+            self.declare(Verdict::Rendezvous(format!(
+                "the ranks met at {}, but did not connect to each other within {} s: rank {} did not get through",
+                self.meeting,
+                self.settings.join_timeout.as_secs_f64().round(),
+                late.join(", ")
+            )));
+        }
+    }
+
+    /// The verdict that `rank` was lost; that this process was, if it is the one that stood still.
+    fn lost(&self, rank: usize, what: String) -> Verdict {
+        let own = self.board.update.load(Ordering::Relaxed);
+        if let Some((at, still)) = self.stood
+            && still > self.settings.lost_after
+            && at.elapsed() < Duration::from_secs(5)
+        {
+            let what = format!(
+                "this process stood still for {} s (stopped, or its host slept), and the others gave it up",
+                still.as_secs()
+            );
+            return Verdict::Lost { rank: 0, host: self.host.clone(), update: own, what };
+        }
+        let update = match self.peers.get(rank) {
+            Some(Some(peer)) => peer.update.max(own),
+            _ => own,
+        };
+        Verdict::Lost { rank, host: peer_host(&self.peers, &self.host, rank), update, what }
+    }
+
+    /// Ends the run: tells the others first, so that this process may end at once when it hears of it.
+    fn declare(&mut self, verdict: Verdict) {
+        if self.verdict.is_some() {
+            return;
+        }
+        let update = self.board.update.load(Ordering::Relaxed);
+        let message = verdict.message(0, &self.host, update);
+        self.tell(&message, None);
+        self.verdict = Some(verdict.clone());
+        self.told_at = Some(Instant::now());
+        self.board.end(verdict);
+    }
+
+    fn tell(&mut self, message: &Message, except: Option<usize>) {
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            if let Some(peer) =
+                peer.as_mut().filter(|p| Some(rank) != except && p.conn.ended.is_none() && !p.left)
+            {
+                peer.conn.send(message);
+            }
+        }
+    }
+}
+
+fn peer_host(peers: &[Option<Peer>], own: &str, rank: usize) -> String {
+    match peers.get(rank) {
+        Some(Some(peer)) => peer.host.clone(),
+        _ if rank == 0 => own.into(),
+        _ => "unknown".into(),
+    }
+}

@@ -1,0 +1,255 @@
+//! How ranks find each other and agree on the way their bytes go.
+//!
+//! Everyone tells everyone (through rank 0) its host and data port; the carrier is a pure function of what all said, so all
+//! choose the same. Then all open it, and tell each other whether that worked.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::carrier::{self, Carrier, Opening, partners};
+use crate::collective::link::{Costs, Link};
+use crate::control::message::{Take, host_name, put_bytes};
+use crate::control::{Control, listen_anywhere, own_address};
+use crate::error::CommError;
+use crate::place::Place;
+use crate::settings::{Backend, Settings};
+
+/// What a rank says of itself.
+struct Card {
+    host: String,
+    /// Of the running kernel: hosts of one name are not always one.
+    boot: String,
+    backend: String,
+    address: Option<IpAddr>,
+    port: u16,
+}
+
+impl Card {
+    fn write(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for text in [&self.host, &self.boot, &self.backend] {
+            put_bytes(&mut out, text.as_bytes());
+        }
+        put_bytes(&mut out, self.address.map(|ip| ip.to_string()).unwrap_or_default().as_bytes());
+        put_bytes(&mut out, &self.port.to_le_bytes());
+        out
+    }
+    fn read(bytes: &[u8]) -> Option<Card> {
+        let mut take = Take(bytes);
+        Some(Card {
+            host: take.text()?,
+            boot: take.text()?,
+            backend: take.text()?,
+            address: take.text()?.parse().ok(),
+            port: u16::from_le_bytes(take.bytes()?.try_into().ok()?),
+        })
+    }
+}
+
+/// Steps of the talk.
+const CARDS: u32 = 1;
+const SHARED_MEMORY: u32 = 2;
+const OPENED: u32 = 3;
+
+/// A rank that is connected.
+pub(crate) struct Joined {
+    pub control: Arc<Control>,
+    pub link: Link,
+    pub hosts: Arc<Vec<String>>,
+    pub costs: Arc<Costs>,
+}
+
+/// Joins the ranks of `place`.
+pub(crate) fn join(place: &Place, settings: &Settings) -> Result<Joined, CommError> {
+    check(place, settings)?;
+    let deadline = Instant::now() + settings.join_timeout;
+    // Before the meeting, so that nobody is told a port where nobody listens.
+    let listener = listen_anywhere(settings)?;
+    let port = listener
+        .local_addr()
+        .map_err(|source| CommError::Io { what: "asking for the own data port".into(), source })?
+        .port();
+    let control = Arc::new(Control::meet(place, settings, deadline)?);
+    let result = connect(place, settings, deadline, listener, port, &control);
+    if let Err(e) = &result {
+        // Nothing where the run is over already.
+        control.fail(&e.to_string());
+    }
+    result
+}
+
+fn check(place: &Place, settings: &Settings) -> Result<(), CommError> {
+    if place.rank >= place.world_size || u32::try_from(place.world_size).is_err() {
+        return Err(CommError::Place(format!(
+            "rank {} of {} ranks: ranks count from 0 to one less than their number",
+            place.rank, place.world_size
+        )));
+    }
+    if place.secret.is_empty() {
+        return Err(CommError::Place(
+            "the ranks have no secret: give all of them the same TERCIO_SECRET, so that strangers are kept out".into(),
+        ));
+    }
+    for (name, value) in [
+        ("lost_after", settings.lost_after),
+        ("collective_timeout", settings.collective_timeout),
+        ("join_timeout", settings.join_timeout),
+    ] {
+        if value.is_zero() || value > Duration::from_secs(366 * 86400) {
+            return Err(CommError::Place(format!(
+                "{name} is {value:?}: expected more than nothing, a year at most"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn connect(
+    place: &Place,
+    settings: &Settings,
+    deadline: Instant,
+    listener: std::net::TcpListener,
+    port: u16,
+    control: &Arc<Control>,
+) -> Result<Joined, CommError> {
+    let own = Card {
+        host: host_name(),
+        boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().into(),
+        backend: settings.backend.name().into(),
+        // Rank 0 is where the others met it.
+        address: own_address(settings)?.or((place.rank > 0).then_some(control.here)),
+        port,
+    };
+    let cards: Vec<Card> = control
+        .exchange(CARDS, own.write(), deadline)?
+        .iter()
+        .enumerate()
+        .map(|(rank, bytes)| {
+            Card::read(bytes)
+                .ok_or_else(|| CommError::Protocol(format!("rank {rank} does not say where it is")))
+        })
+        .collect::<Result<_, _>>()?;
+    control.board.set_host_of_main(&cards[0].host);
+    if let Some(other) = cards.iter().position(|card| card.backend != cards[0].backend) {
+        return Err(CommError::Rendezvous(format!(
+            "the backend is {} on rank 0 (host {}) and {} on rank {other} (host {}): start all ranks with the same",
+            cards[0].backend, cards[0].host, cards[other].backend, cards[other].host
+        )));
+    }
+    let hosts = Arc::new(cards.iter().map(|card| card.host.clone()).collect::<Vec<_>>());
+    let opening = Opening {
+        rank: place.rank,
+        size: place.world_size,
+        local_size: place.local_size,
+        partners: partners(place.rank, place.world_size),
+        hosts: hosts.to_vec(),
+        secret: place.secret.clone(),
+        deadline,
+    };
+    let address = |peer: usize| {
+        let card = &cards[peer];
+        let ip = match card.address {
+            // A loopback address is on rank 0's host, and means this rank only if it is there too.
+            Some(ip) if !ip.is_loopback() || control.here.is_loopback() => ip,
+            _ => control.there,
+        };
+        SocketAddr::new(ip, card.port)
+    };
+    let tcp = |partners: Vec<usize>| {
+        let opening = Opening { partners, ..opening.clone() };
+        carrier::tcp::open(&opening, listener, &address, &control.board)
+    };
+    let carrier = match (settings.backend, sharing(&cards)) {
+        (Backend::Mpi, _) => agree(control, OPENED, deadline, carrier::open_mpi(&opening))?,
+        (Backend::Local, _) => agree(control, OPENED, deadline, carrier::local::open(&opening))?,
+        (Backend::Auto, Sharing::All) => match try_all(control, deadline, carrier::local::open(&opening))? {
+            Some(local) => local,
+            None => agree(control, OPENED, deadline, tcp(opening.partners.clone()))?,
+        },
+        _ => agree(control, OPENED, deadline, tcp(opening.partners.clone()))?,
+    };
+    let costs = Arc::new(Costs::default());
+    let link = Link::new(
+        place.rank,
+        carrier,
+        control.clone(),
+        hosts.clone(),
+        settings.collective_timeout,
+        costs.clone(),
+    );
+    Ok(Joined { control: control.clone(), link, hosts, costs })
+}
+
+/// Who shares a host with whom.
+#[derive(Debug, PartialEq)]
+enum Sharing {
+    All,
+    Some,
+    None,
+}
+
+fn sharing(cards: &[Card]) -> Sharing {
+    let same = |a: &Card, b: &Card| a.host == b.host && a.boot == b.boot;
+    if cards.iter().all(|card| same(card, &cards[0])) {
+        Sharing::All
+    } else if cards.iter().enumerate().any(|(i, a)| cards[..i].iter().any(|b| same(a, b))) {
+        Sharing::Some
+    } else {
+        Sharing::None
+    }
+}
+
+/// Goes on when all ranks opened their carrier.
+fn agree(
+    control: &Control,
+    step: u32,
+    deadline: Instant,
+    opened: Result<Box<dyn Carrier>, CommError>,
+) -> Result<Box<dyn Carrier>, CommError> {
+    let carrier = opened?;
+    control.exchange(step, Vec::new(), deadline)?;
+    Ok(carrier)
+}
+
+/// The carrier if all ranks could open it; nothing, with a word on why, if one could not.
+fn try_all(
+    control: &Control,
+    deadline: Instant,
+    opened: Result<Box<dyn Carrier>, CommError>,
+) -> Result<Option<Box<dyn Carrier>>, CommError> {
+    let word = opened.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    let all = control.exchange(SHARED_MEMORY, word.into_bytes(), deadline)?;
+    match all.iter().position(|word| !word.is_empty()) {
+        None => Ok(opened.ok()),
+        Some(rank) => {
+            let why = String::from_utf8_lossy(&all[rank]);
+            tracing::info!("bytes go by TCP, though all ranks are on one host: rank {rank} says: {why}");
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(host: &str, boot: &str) -> Card {
+        Card { host: host.into(), boot: boot.into(), backend: "auto".into(), address: None, port: 1 }
+    }
+
+    #[test]
+    fn hosts_of_one_name_are_not_always_one() {
+        assert_eq!(sharing(&[card("a", "1"), card("a", "1")]), Sharing::All);
+        assert_eq!(sharing(&[card("a", "1"), card("a", "2")]), Sharing::None);
+        assert_eq!(sharing(&[card("a", "1"), card("b", "1"), card("a", "1")]), Sharing::Some);
+    }
+
+    #[test]
+    fn a_card_comes_back() {
+        let own = Card { address: Some("::1".parse().unwrap()), ..card("a", "1") };
+        let read = Card::read(&own.write()).unwrap();
+        assert_eq!((read.host, read.boot, read.address, read.port), (own.host, own.boot, own.address, 1));
+        assert!(Card::read(&own.write()[..10]).is_none());
+    }
+}
