@@ -12,9 +12,11 @@ use tercio_train::run::{Verbosity, init_logging};
 
 /// Flags of `tercio launch`.
 #[derive(Args)]
-#[command(after_help = "Example: tercio launch --nproc-per-node 2 -- train reader --train-data train.jsonl\n\n\
+#[command(
+    after_help = "Example: tercio launch --nproc-per-node 2 -- train reader --train-data train.jsonl\n\n\
     Exit code: 0 done; 75 saved after a signal, start it again to go on; 76 a rank elsewhere was lost; else that of the \
-    rank that failed first, 128 and the signal's number where one killed it.")]
+    rank that failed first, 128 and the signal's number where one killed it."
+)]
 pub struct Launch {
     /// Processes on this host
     #[arg(long, env = "TERCIO_NPROC_PER_NODE")]
@@ -47,14 +49,12 @@ impl Launch {
     pub fn run(self, check: impl FnOnce(Vec<OsString>) -> anyhow::Result<()>) -> anyhow::Result<ExitCode> {
         init_logging(None, if self.quiet { Verbosity::Quiet } else { Verbosity::Normal })?;
         check([&["tercio".into()], &*self.command].concat())?;
-        let start = Start {
-            nnodes: self.nnodes,
-            node_rank: self.node_rank,
-            rdzv_endpoint: self.rdzv_endpoint,
-            max_restarts: self.max_restarts,
-            grace: Duration::from_secs(self.grace),
-            ..Start::new(std::env::current_exe()?, self.command, self.nproc_per_node)
-        };
+        let mut start = Start::new(std::env::current_exe()?, self.command, self.nproc_per_node);
+        start.nnodes = self.nnodes;
+        start.node_rank = self.node_rank;
+        start.rdzv_endpoint = self.rdzv_endpoint;
+        start.max_restarts = self.max_restarts;
+        start.grace = Duration::from_secs(self.grace);
         let outcome = start.run().map_err(|e| match e {
             CommError::Place(what) => TrainError::Options(what).into(),
             other => anyhow::Error::from(other),

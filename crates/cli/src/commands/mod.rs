@@ -11,12 +11,16 @@ mod launch;
 mod model_inspect;
 mod quickstart;
 mod reader_flags;
+mod slurm_logs;
+mod slurm_status;
+mod slurm_submit;
 mod train_reader;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tercio_train::TrainError;
 use tercio_train::run::signals::EXIT_INTERRUPTED;
 
@@ -48,6 +52,9 @@ enum Command {
     Answer(answer::Answer),
     /// Run a command on several ranks
     Launch(launch::Launch),
+    /// Run on a Slurm cluster
+    #[command(subcommand)]
+    Slurm(Slurm),
     /// Look at data files
     #[command(subcommand)]
     Data(Data),
@@ -74,6 +81,16 @@ enum Train {
 enum Eval {
     /// A Fusion-in-Decoder reader: exact match and F1, predictions, passage scores
     Reader(eval_reader::EvalReader),
+}
+
+#[derive(Subcommand)]
+enum Slurm {
+    /// Send a command in as a job that goes on after time limits, preemption and lost nodes
+    Submit(Box<slurm_submit::SlurmSubmit>),
+    /// Tell what becomes of jobs
+    Status(slurm_status::SlurmStatus),
+    /// Print what a job printed
+    Logs(slurm_logs::SlurmLogs),
 }
 
 #[derive(Subcommand)]
@@ -111,7 +128,10 @@ pub fn run() -> ExitCode {
         Command::Train(Train::Reader(c)) => c.run(),
         Command::Eval(Eval::Reader(c)) => c.run(),
         Command::Answer(c) => c.run(),
-        Command::Launch(c) => c.run(check),
+        Command::Launch(c) => c.run(|words| check(words).map(|_| ())),
+        Command::Slurm(Slurm::Submit(c)) => c.run(check),
+        Command::Slurm(Slurm::Status(c)) => c.run(),
+        Command::Slurm(Slurm::Logs(c)) => c.run(),
         Command::Data(Data::Check(c)) => c.run(),
         Command::Model(Model::Inspect(c)) => c.run(),
         Command::Config(Config::Print(c)) => c.run(),
@@ -136,10 +156,18 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Reads the words of a command that ranks will run.
-fn check(words: Vec<OsString>) -> anyhow::Result<()> {
+/// Reads the words of a command that ranks will run; gives the folder of the run that it trains.
+fn check(words: Vec<OsString>) -> anyhow::Result<Option<PathBuf>> {
     // Help, or what clap says of a slip, ends this process with the exit code that belongs to it.
-    Cli::try_parse_from(crate::args::words(words.into_iter())?).map(|_| ()).map_err(|e| e.exit())
+    let matches = Cli::command()
+        .try_get_matches_from(crate::args::words(words.into_iter())?)
+        .and_then(|matches| Cli::from_arg_matches(&matches).map(|_| matches))
+        .unwrap_or_else(|e| e.exit());
+    let train = matches.subcommand_matches("train").and_then(|m| m.subcommand());
+    Ok(train.and_then(|(_, task)| {
+        let name = task.try_get_one::<String>("name").ok().flatten()?;
+        Some(task.try_get_one::<PathBuf>("checkpoint_dir").ok().flatten()?.join(name))
+    }))
 }
 
 fn usage(what: &str) -> ExitCode {

@@ -189,7 +189,8 @@ impl Streams {
         self.open += 1;
         let events = self.events.clone();
         thread(move || {
-            output::prefix_lines(from, &format!("[rank {rank}] "), &mut std::io::stderr());
+            let prefix = if rank == 0 { String::new() } else { format!("[rank {rank}] ") };
+            output::prefix_lines(from, &prefix, &mut std::io::stderr());
             let _ = events.send(Event::Drained);
         })
     }
@@ -318,7 +319,11 @@ fn start(
             (true, false) => Stdio::inherit(),
             (false, _) => Stdio::null(),
         })
-        .stderr(if main { Stdio::inherit() } else { Stdio::piped() });
+        // A terminal's progress bars are rank 0's own; elsewhere whole lines keep those of the ranks apart.
+        .stderr(match main && std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+            true => Stdio::inherit(),
+            false => Stdio::piped(),
+        });
     die_with_parent(&mut command);
     let pipe = match launch.wants_result {
         true => Some(super::distributed::pipe(&mut command, main)?),
