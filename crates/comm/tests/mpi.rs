@@ -21,6 +21,7 @@ impl Drop for Guard {
 /// Starts `part` of this file as `ranks` ranks; its exit code and all it wrote.
 fn mpirun(part: &str, ranks: usize, told: usize) -> (Option<i32>, String) {
     let log = tempfile::NamedTempFile::new().unwrap();
+    let out = log.reopen().unwrap();
     let mut command = Command::new("mpirun");
     // MPICH's mpirun oversubscribes by itself and has another name for nothing here.
     if Command::new("mpirun")
@@ -38,8 +39,8 @@ fn mpirun(part: &str, ranks: usize, told: usize) -> (Option<i32>, String) {
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .stdin(Stdio::null())
-        .stdout(log.reopen().unwrap())
-        .stderr(log.reopen().unwrap())
+        .stdout(out.try_clone().unwrap())
+        .stderr(out) // one offset for both
         .spawn()
         .expect("mpirun is needed for this feature's tests");
     let mut child = Guard(child);
