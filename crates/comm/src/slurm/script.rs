@@ -51,6 +51,12 @@ case $code in
     exit "$code"
     ;;
 esac
+job=$(scontrol show job "$SLURM_JOB_ID")
+# Somebody ended it, or its time was up: Slurm takes it out of the queue.
+if grep -Eq 'JobState=(COMPLETING|CANCELLED|TIMEOUT)' <<<"$job"; then
+    echo "tercio: exit code $code; the job itself ends, so it is not requeued" >&2
+    exit "$code"
+fi
 newest() {
     [ -n "$run" ] || return 0
     for folder in "$run"/checkpoint/step-*/; do
@@ -59,7 +65,7 @@ newest() {
     done | grep -x '[0-9]*' | sort -n | tail -n 1
 }
 now=$(newest)
-before=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Comment=tercio newest=\([0-9]*\) idle=\([0-9]*\) .*/\1 \2/p')
+before=$(sed -n 's/^ *Comment=tercio newest=\([0-9]*\) idle=\([0-9]*\) .*/\1 \2/p' <<<"$job")
 read -r last idle <<<"$(echo "$before" | sed 's/^ /- /')"
 if [ "${now:--}" = "${last:--}" ]; then idle=$((${idle:-0} + 1)); else idle=1; fi
 if [ "$idle" -gt 2 ]; then
@@ -171,7 +177,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         std::fs::write(folder.join("job.sh"), script.text().unwrap()).unwrap();
         let scontrol = r#"case $1 in
-            show) [ -f "$D/comment" ] && echo "   Comment=$(cat "$D/comment") " ;;
+            show) echo "   JobState=${STATE:-RUNNING} Reason=None"; [ -f "$D/comment" ] && echo "   Comment=$(cat "$D/comment") " ;;
             update) echo "${3#Comment=}" > "$D/comment" ;;
             requeue) echo "requeued $2" ;;
         esac"#;
@@ -236,6 +242,8 @@ mod tests {
         assert_eq!(attempt("75"), (75, false));
         assert_eq!(attempt("2"), (2, false));
         assert_eq!(attempt("1"), (1, false));
+        let (code, out) = run(&job, folder.path(), "exit 143", &[("STATE", "COMPLETING")]);
+        assert_eq!((code, out.contains("requeued")), (143, false));
         // Nothing was ever saved: two more tries.
         assert_eq!(attempt("76"), (0, true));
         assert_eq!(attempt("137"), (0, true));
