@@ -3,6 +3,7 @@
 //! Everyone tells everyone (through rank 0) its host and data port; the carrier is a pure function of what all said, so all
 //! choose the same. Then all open it, and tell each other whether that worked.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use crate::settings::{Backend, Settings};
 /// What a rank says of itself.
 struct Card {
     host: String,
-    /// Of the running kernel: hosts of one name are not always one.
+    /// Names the running kernel: hosts of one name are not always one.
     boot: String,
     backend: String,
     address: Option<IpAddr>,
@@ -156,18 +157,27 @@ fn connect(
         };
         SocketAddr::new(ip, card.port)
     };
-    let tcp = |partners: Vec<usize>| {
+    let second = listener
+        .try_clone()
+        .map_err(|source| CommError::Io { what: "keeping the own data port open".into(), source })?;
+    let tcp = |partners: Vec<usize>, listener| {
         let opening = Opening { partners, ..opening.clone() };
         carrier::tcp::open(&opening, listener, &address, &control.board)
     };
-    let carrier = match (settings.backend, sharing(&cards)) {
-        (Backend::Mpi, _) => agree(control, OPENED, deadline, carrier::open_mpi(&opening))?,
-        (Backend::Local, _) => agree(control, OPENED, deadline, carrier::local::open(&opening))?,
-        (Backend::Auto, Sharing::All) => match try_all(control, deadline, carrier::local::open(&opening))? {
-            Some(local) => local,
-            None => agree(control, OPENED, deadline, tcp(opening.partners.clone()))?,
-        },
-        _ => agree(control, OPENED, deadline, tcp(opening.partners.clone()))?,
+    let all = || opening.partners.clone();
+    let shared = match (settings.backend, sharing(&cards)) {
+        (Backend::Mpi, _) => Some(agree(control, OPENED, deadline, carrier::open_mpi(&opening))?),
+        (Backend::Local, _) => Some(agree(control, OPENED, deadline, carrier::local::open(&opening))?),
+        (Backend::Auto, Sharing::All) => try_all(control, deadline, carrier::local::open(&opening))?,
+        (Backend::Auto, Sharing::Some) => {
+            let far = tcp(carrier::mixed::far_partners(&opening), listener)?;
+            try_all(control, deadline, carrier::mixed::open(&opening, far))?
+        }
+        _ => None,
+    };
+    let carrier = match shared {
+        Some(carrier) => carrier,
+        None => agree(control, OPENED, deadline, tcp(all(), second))?,
     };
     let costs = Arc::new(Costs::default());
     let link = Link::new(
@@ -190,13 +200,17 @@ enum Sharing {
 }
 
 fn sharing(cards: &[Card]) -> Sharing {
-    let same = |a: &Card, b: &Card| a.host == b.host && a.boot == b.boot;
-    if cards.iter().all(|card| same(card, &cards[0])) {
-        Sharing::All
-    } else if cards.iter().enumerate().any(|(i, a)| cards[..i].iter().any(|b| same(a, b))) {
-        Sharing::Some
-    } else {
-        Sharing::None
+    let mut boots: BTreeMap<&str, &str> = BTreeMap::new();
+    for card in cards {
+        if *boots.entry(&card.host).or_insert(&card.boot) != card.boot {
+            // Carriers know hosts by their names.
+            return Sharing::None;
+        }
+    }
+    match boots.len() {
+        1 => Sharing::All,
+        hosts if hosts < cards.len() => Sharing::Some,
+        _ => Sharing::None,
     }
 }
 
@@ -224,7 +238,7 @@ fn try_all(
         None => Ok(opened.ok()),
         Some(rank) => {
             let why = String::from_utf8_lossy(&all[rank]);
-            tracing::info!("bytes go by TCP, though all ranks are on one host: rank {rank} says: {why}");
+            tracing::info!("bytes go by TCP, though ranks share a host: rank {rank} says: {why}");
             Ok(None)
         }
     }
@@ -243,13 +257,14 @@ mod tests {
         assert_eq!(sharing(&[card("a", "1"), card("a", "1")]), Sharing::All);
         assert_eq!(sharing(&[card("a", "1"), card("a", "2")]), Sharing::None);
         assert_eq!(sharing(&[card("a", "1"), card("b", "1"), card("a", "1")]), Sharing::Some);
+        assert_eq!(sharing(&[card("a", "1"), card("a", "2"), card("a", "2")]), Sharing::None);
     }
 
     #[test]
     fn a_card_comes_back() {
         let own = Card { address: Some("::1".parse().unwrap()), ..card("a", "1") };
         let read = Card::read(&own.write()).unwrap();
-        assert_eq!((read.host, read.boot, read.address, read.port), (own.host, own.boot, own.address, 1));
+        assert_eq!((&read.host, &read.boot, read.address, read.port), (&own.host, &own.boot, own.address, 1));
         assert!(Card::read(&own.write()[..10]).is_none());
     }
 }

@@ -304,13 +304,14 @@ fn check_buckets(buckets: &[Range<usize>], len: usize) -> Result<(), CommError> 
     sorted.sort_by_key(|bucket| (bucket.start, bucket.end));
     let mut end = 0;
     for bucket in sorted {
-        if bucket.start > bucket.end || bucket.end > len || bucket.start < end {
+        let overlaps = !bucket.is_empty() && bucket.start < end;
+        if bucket.start > bucket.end || bucket.end > len || overlaps {
             return Err(CommError::Protocol(format!(
                 "the bucket {}..{} does not lie within the {len} elements of the buffer, or overlaps another",
                 bucket.start, bucket.end
             )));
         }
-        end = bucket.end;
+        end = end.max(bucket.end);
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! Worlds of several ranks within one test: a thread each.
 #![allow(dead_code)] // every test binary uses a part
 
+pub mod suite;
+
 use std::net::TcpListener;
 use std::time::Duration;
 
