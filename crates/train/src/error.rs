@@ -14,6 +14,9 @@ pub enum TrainError {
     /// Another rank was lost or failed, or the ranks are not in step.
     #[error(transparent)]
     Ranks(#[from] CommError),
+    /// Ranks that were not started alike, as all of them have found.
+    #[error("{0}")]
+    NotAlike(String),
     /// Settings that are out of range or do not fit each other, whatever the files hold.
     #[error("{0}")]
     Options(String),
@@ -101,6 +104,11 @@ fn some_rows(rows: &[usize]) -> String {
 }
 
 impl TrainError {
+    /// Whether all ranks come to this error together, by what they told one another.
+    pub fn is_common(&self) -> bool {
+        use TrainError::{Interrupted, NotAlike, NotFinite, Stopped};
+        matches!(self, NotAlike(_) | NotFinite { .. } | Stopped | Interrupted)
+    }
     /// Turns a failed write in a checkpoint's folder into the error of a full disk, where that is the cause.
     pub(crate) fn or_disk_full(self, needed: u64) -> Self {
         let (path, source) = match &self {

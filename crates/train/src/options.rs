@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::ranks::options::{self as rank_options, RankOptions};
+
 /// Most tokens of a passage that are believed to be meant; memory grows with it.
 pub const MOST_TEXT_TOKENS: usize = 1 << 16;
 /// Most tokens of an answer that are believed to be meant; memory grows with it.
@@ -65,7 +67,7 @@ pub struct RunOptions {
     /// Seed of initial values, order of examples, choice of targets and dropout
     #[arg(long, env = "TERCIO_SEED", default_value_t = 0)]
     pub seed: u64,
-    /// Threads of this process; 0: all cores
+    /// Threads of this process; 0: all cores, shared out to the ranks of a host
     #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
     pub threads: usize,
     /// Seconds from a signal (SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C) to the kill that follows: where the rest of an update and
@@ -80,11 +82,15 @@ pub struct RunOptions {
     #[arg(long)]
     #[serde(skip)]
     pub dry_run: bool,
-    /// Set by an old launcher; must stay -1 here
+    /// Several ranks.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub ranks: RankOptions,
+    /// Set by torch.distributed.launch; must stay -1 otherwise
     #[arg(long, default_value_t = -1, hide = true, allow_negative_numbers = true)]
     #[serde(skip)]
     pub local_rank: i64,
-    /// Port of FiD's Slurm rendezvous; must stay -1 here
+    /// Port where the ranks meet under srun and MPI, 10001 to 20000; -1: derived from the job
     #[arg(long, default_value_t = -1, hide = true, allow_negative_numbers = true)]
     #[serde(skip)]
     pub main_port: i64,
@@ -310,16 +316,16 @@ impl ReaderDataOptions {
     }
 }
 
-/// Refuses FiD's flags of a launcher of several processes.
-pub fn check_single_process(local_rank: i64, main_port: i64) -> Result<(), String> {
-    if local_rank != -1 || main_port != -1 {
-        return Err(
-            "--local_rank and --main_port belong to a launcher of several processes; this build works with \
-                    one process: leave them away"
-                .into(),
-        );
+impl RunOptions {
+    /// Where this process stands, as far as flags say.
+    pub fn place_flags(&self) -> tercio_comm::place::Flags {
+        tercio_comm::place::Flags { local_rank: self.local_rank, main_port: self.main_port }
     }
-    Ok(())
+}
+
+/// Whether a setting may differ when a run goes on.
+pub fn may_change() -> Vec<&'static str> {
+    [MAY_CHANGE, rank_options::MAY_CHANGE].concat()
 }
 
 /// Refuses lengths of passages and answers that no reader can mean.
@@ -348,7 +354,7 @@ impl ReaderOptions {
     /// What is wrong with the settings, if anything, said before any file is opened.
     pub fn check(&self) -> Result<(), String> {
         let o = &self.optim;
-        check_single_process(self.run.local_rank, self.run.main_port)?;
+        self.run.ranks.link.check()?;
         check_name(&self.run.name)?;
         if o.total_steps == 0 {
             return Err("--total_steps must be at least 1".into());

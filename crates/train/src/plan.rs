@@ -13,6 +13,7 @@ use crate::error::TrainError;
 use crate::objective::{Objective, ShardSize};
 use crate::options::Scheduler;
 use crate::ranks::RankDevice;
+use crate::ranks::deal::{notes, own_shards};
 use crate::run::{free_bytes, memory, progress};
 use crate::state::checkpoint_bytes;
 use crate::step::{Stepper, TrainState};
@@ -69,6 +70,10 @@ pub struct Plan {
     pub shards: usize,
     /// Groups of shards.
     pub bit_groups: usize,
+    /// Processes that share the work.
+    pub ranks: usize,
+    /// Shards of an update that the rank with the most of them computes.
+    pub shards_of_a_rank: usize,
     /// Updates of the sample that the next five fields are of.
     pub sample_updates: u64,
     /// Input tokens of an update, on average.
@@ -85,7 +90,7 @@ pub struct Plan {
     pub memory: MemoryPlan,
     /// Updates that were measured: two, or none where the memory forbids it.
     pub measured_updates: u64,
-    /// Time of an average update; evaluation and saving not counted.
+    /// Time of an average update; communication, evaluation and saving not counted.
     pub seconds_per_update: Option<f64>,
     /// Time of all updates that are left.
     pub seconds: Option<f64>,
@@ -152,6 +157,22 @@ pub fn plan<D: RankDevice, O: Objective<D>>(
     run_dir: &Path,
     state: &mut TrainState<D>,
 ) -> Result<Plan, TrainError> {
+    plan_among((1, false), device, objective, options, run_dir, state)
+}
+
+/// As [`plan`], of the rank of `ranks` that has most to compute; measured by its share of the shards, on this machine. The
+/// flag says whether the optimizer is shared out.
+///
+/// # Errors
+/// Likewise.
+pub fn plan_among<D: RankDevice, O: Objective<D>>(
+    (ranks, split): (usize, bool),
+    device: &D,
+    objective: &O,
+    options: &LoopOptions,
+    run_dir: &Path,
+    state: &mut TrainState<D>,
+) -> Result<Plan, TrainError> {
     let (batch, total, done) = (options.batch, options.optim.total_steps, state.step);
     let left = total.saturating_sub(done);
     let resident = memory::resident().unwrap_or(0);
@@ -159,27 +180,33 @@ pub fn plan<D: RankDevice, O: Objective<D>>(
     let available = room.map(|bytes| bytes.saturating_add(resident));
     let sample = device.run(|| Sample::draw(objective, options, done))?;
     let parameters = (objective.layout().len() as u64).saturating_mul(ELEMENT);
-    let gradient_arenas = u64::from(batch.groups.ilog2()) + 1;
+    let arenas = |groups: usize| u64::from(groups.max(1).next_power_of_two().ilog2()) + 1;
+    let gradient_arenas = arenas(batch.groups.div_ceil(ranks));
     let gradients = parameters.saturating_mul(gradient_arenas);
-    let fits = room.is_none_or(|bytes| gradients < bytes);
+    // What is measured is one rank's update of all shards.
+    let measured_gradients = parameters.saturating_mul(arenas(batch.groups));
+    let fits = room.is_none_or(|bytes| measured_gradients < bytes);
     let before = memory::resident().unwrap_or(0);
     let measured = if fits { Some(measure(device, objective, options, state, &sample)?) } else { None };
     let peak = measured.as_ref().and_then(|m| m.peak);
-    let activations = peak.map(|peak| peak.saturating_sub(before).saturating_sub(gradients));
+    let activations = peak.map(|peak| peak.saturating_sub(before).saturating_sub(measured_gradients));
     let program = before.saturating_sub(parameters.saturating_mul(3));
+    let moments = parameters.saturating_mul(2) / if split { ranks as u64 } else { 1 };
     let memory = MemoryPlan {
         parameters,
-        moments: parameters.saturating_mul(2),
+        moments,
         gradients,
         gradient_arenas,
         activations,
         program,
-        total: [parameters.saturating_mul(3), gradients, activations.unwrap_or(0), program]
+        total: [parameters, moments, gradients, activations.unwrap_or(0), program]
             .iter()
             .fold(0, |sum, &part| sum.saturating_add(part)),
         available,
     };
-    let seconds_per_update = measured.as_ref().map(|m| m.seconds);
+    let most = (0..ranks).map(|r| own_shards(r, ranks, &batch, batch.shards).len()).max().unwrap_or(0);
+    let share = most as f64 / batch.shards as f64;
+    let seconds_per_update = measured.as_ref().map(|m| m.seconds * share);
     let updates_per_epoch = options.batches(objective.examples())?.updates_per_epoch();
     let mut plan = Plan {
         examples: objective.examples(),
@@ -191,6 +218,8 @@ pub fn plan<D: RankDevice, O: Objective<D>>(
         micro_batch_size: batch.micro,
         shards: batch.shards,
         bit_groups: batch.groups,
+        ranks,
+        shards_of_a_rank: most,
         sample_updates: sample.updates.len() as u64,
         tokens_per_update: sample.mean(sample.sum.tokens),
         targets_per_update: sample.mean(sample.sum.count),
@@ -207,6 +236,7 @@ pub fn plan<D: RankDevice, O: Objective<D>>(
         warnings: Vec::new(),
     };
     plan.warnings = warnings(&plan, options);
+    plan.warnings.extend(notes(ranks, &batch));
     Ok(plan)
 }
 
@@ -296,6 +326,13 @@ impl fmt::Display for Plan {
             "examples      {} used, {} an update ({} shards of {} in {} groups)",
             self.examples, self.global_batch_size, self.shards, self.micro_batch_size, self.bit_groups
         )?;
+        if self.ranks > 1 {
+            writeln!(
+                f,
+                "ranks         {}, each with up to {} shards of an update; memory is that of one of them",
+                self.ranks, self.shards_of_a_rank
+            )?;
+        }
         let done = match self.done {
             0 => String::new(),
             n => format!(", {n} of them done"),
@@ -327,8 +364,9 @@ impl fmt::Display for Plan {
         match (self.seconds_per_update, self.seconds) {
             (Some(one), Some(all)) => writeln!(
                 f,
-                "time          {one:.3} s an update, {} for the updates that are left; evaluation and saving not counted",
-                progress::duration(all)
+                "time          {one:.3} s an update, {} for the updates that are left; {} not counted",
+                progress::duration(all),
+                if self.ranks > 1 { "communication, evaluation and saving" } else { "evaluation and saving" }
             )?,
             _ => writeln!(f, "time          not measured")?,
         }

@@ -11,7 +11,7 @@ use tercio_models::t5::{Initialization, LoadedT5, T5Config};
 
 use crate::error::TrainError;
 use crate::objectives::reader::ReaderObjective;
-use crate::options::{Init, MAY_CHANGE, ReaderModelOptions, ReaderOptions};
+use crate::options::{Init, ReaderModelOptions, ReaderOptions, may_change};
 use crate::run::{self, CheckpointStore, FoundCheckpoint, Lease, RunError, config, memory, metrics};
 use crate::state::{Counters, StoredState, load_moments};
 use crate::step::TrainState;
@@ -54,7 +54,7 @@ pub fn config_table(options: &ReaderOptions) -> Result<toml::Table, TrainError> 
 pub fn open_folder(options: &ReaderOptions) -> Result<RunFolder, TrainError> {
     let dir = run_dir(options);
     let wanted = config_table(options)?;
-    if options.run.new_run && dir.join("config.toml").exists() {
+    if starts_anew(options) && dir.join("config.toml").exists() {
         let aside = move_aside(&dir)?;
         tracing::warn!("the earlier run of this name is now {}", aside.display());
     }
@@ -67,6 +67,15 @@ pub fn open_folder(options: &ReaderOptions) -> Result<RunFolder, TrainError> {
         config::write_config(&dir, &wanted)?;
     }
     Ok(RunFolder { dir, lease, store })
+}
+
+/// Whether `--new-run` was given, and this is not the same job of Slurm started once more: that one goes on.
+fn starts_anew(options: &ReaderOptions) -> bool {
+    let restarts = std::env::var("SLURM_RESTART_COUNT").ok().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+    if options.run.new_run && restarts > 0 {
+        tracing::info!("--new-run was for the first start of this job; restart {restarts} goes on with its run");
+    }
+    options.run.new_run && restarts == 0
 }
 
 /// Refuses settings that the run in the folder cannot go on with, and says which of the others changed.
@@ -94,7 +103,7 @@ fn settle_config(
     if !has_begun {
         return Ok(());
     }
-    config::check(dir, &stored, wanted, MAY_CHANGE)?;
+    config::check(dir, &stored, wanted, &may_change())?;
     for d in config::compare(&stored, wanted, &[]) {
         let show = |v: &Option<toml::Value>| v.as_ref().map_or("not set".to_owned(), |v| v.to_string());
         let (key, before, now) = (&d.key, show(&d.stored), show(&d.wanted));
@@ -113,7 +122,7 @@ fn settle_config(
 /// The checkpoint that a run of these settings would go on from; looks only, and changes nothing in the run's folder.
 pub fn look_for_checkpoint(options: &ReaderOptions) -> Result<Option<FoundCheckpoint>, TrainError> {
     let dir = run_dir(options);
-    if options.run.new_run || !dir.is_dir() {
+    if starts_anew(options) || !dir.is_dir() {
         return Ok(None);
     }
     // Opening a store creates its folder.
@@ -155,7 +164,21 @@ pub fn open_reader_from<D: Device>(
     device: &D,
 ) -> Result<ReaderRun<D>, TrainError> {
     options.check().map_err(TrainError::Options)?;
-    let (mut loaded, tokenizer) = match &found {
+    let (loaded, tokenizer) = model_of(options, found.as_ref(), device)?;
+    let path = options.data.train_data.as_ref().expect("checked with the settings");
+    let train = Questions::open(path, cache)?;
+    let eval = options.data.eval_data.as_ref().map(|p| Questions::open(p, cache)).transpose()?;
+    let (objective, parameters) = reader_of(options, loaded, tokenizer, train, eval)?;
+    state_of(options, found, objective, parameters, device)
+}
+
+/// Model and tokenizer of a checkpoint, or where the settings say.
+pub(crate) fn model_of<D: Device>(
+    options: &ReaderOptions,
+    found: Option<&FoundCheckpoint>,
+    device: &D,
+) -> Result<(LoadedT5<D>, Tokenizer), TrainError> {
+    let (mut loaded, tokenizer) = match found {
         Some(checkpoint) => {
             checkpoint.verify_full()?;
             let path = &checkpoint.path;
@@ -168,9 +191,17 @@ pub fn open_reader_from<D: Device>(
         loaded.model.config.dropout_rate = p;
     }
     check_vocabulary(&tokenizer, &loaded.model.config)?;
-    let path = options.data.train_data.as_ref().expect("checked with the settings");
-    let train = Questions::open(path, cache)?;
-    let eval = options.data.eval_data.as_ref().map(|p| Questions::open(p, cache)).transpose()?;
+    Ok((loaded, tokenizer))
+}
+
+/// The objective of model and data, and the values.
+pub(crate) fn reader_of<D: Device>(
+    options: &ReaderOptions,
+    loaded: LoadedT5<D>,
+    tokenizer: Tokenizer,
+    train: Questions,
+    eval: Option<Questions>,
+) -> Result<(ReaderObjective, Arena<D>), TrainError> {
     let used = match options.data.maxload {
         n if n >= 0 => train.len().min(n as usize),
         _ => train.len(),
@@ -195,23 +226,30 @@ pub fn open_reader_from<D: Device>(
         eval_batch: plan.micro,
         eval_print_freq: options.data.eval_print_freq,
     };
-    match found {
-        Some(checkpoint) => {
-            let run = go_on(device, objective, parameters, &checkpoint)?;
-            if options.model.model_path != "none" {
-                tracing::info!(
-                    "--model_path {} was the start of this run: the weights are the checkpoint's",
-                    options.model.model_path
-                );
-            }
-            Ok(run)
-        }
-        None => {
-            let zeros = || Arena::zeros(device, objective.model.layout());
-            let state = TrainState { step: 0, parameters, first: zeros(), second: zeros() };
-            Ok(ReaderRun { objective, state, counters: None })
-        }
+    Ok((objective, parameters))
+}
+
+/// The state of a checkpoint, or that of step 0.
+pub(crate) fn state_of<D: Device>(
+    options: &ReaderOptions,
+    found: Option<FoundCheckpoint>,
+    objective: ReaderObjective,
+    parameters: Arena<D>,
+    device: &D,
+) -> Result<ReaderRun<D>, TrainError> {
+    let Some(checkpoint) = found else {
+        let zeros = || Arena::zeros(device, objective.model.layout());
+        let state = TrainState { step: 0, parameters, first: zeros(), second: zeros() };
+        return Ok(ReaderRun { objective, state, counters: None });
+    };
+    let run = go_on(device, objective, parameters, &checkpoint)?;
+    if options.model.model_path != "none" {
+        tracing::info!(
+            "--model_path {} was the start of this run: the weights are the checkpoint's",
+            options.model.model_path
+        );
     }
+    Ok(run)
 }
 
 fn go_on<D: Device>(

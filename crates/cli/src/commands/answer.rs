@@ -5,14 +5,19 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{ArgGroup, Args};
+use tercio_comm::World;
+use tercio_comm::place::Flags;
 use tercio_data::Question;
-use tercio_engine::{Cpu, Device};
+use tercio_engine::Device;
 use tercio_train::TrainError;
 use tercio_train::answer::{answer_lines, question_of};
 use tercio_train::evaluate::{one_line, scores_in_file_order};
 use tercio_train::predict::Prediction;
+use tercio_train::ranks::corpus::open_among;
+use tercio_train::ranks::options::LinkOptions;
+use tercio_train::ranks::start;
 
-use super::common::{self, line, open_questions};
+use super::common::{self, line};
 use super::reader_flags::{ReaderFlags, load};
 
 /// Flags of `tercio answer`.
@@ -35,6 +40,8 @@ pub struct Answer {
     /// Folder for the index of the data, and its decompressed copy; default: a temporary one
     #[arg(long, env = "TERCIO_CACHE_DIR")]
     cache_dir: Option<PathBuf>,
+    #[command(flatten)]
+    link: LinkOptions,
     /// Print a JSON object for each question (id, question, answer) instead of the answer alone
     #[arg(long)]
     json: bool,
@@ -46,8 +53,21 @@ pub struct Answer {
 impl Answer {
     /// Answers.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let device = Cpu::new(common::threads(self.reader.threads)?)?;
-        let loaded = load(&self.reader, &device)?;
+        let place = common::place(Flags::default())?;
+        let threads = common::threads_of_rank(self.reader.threads)?;
+        // One question, or those of a pipe, are one process's work.
+        let alone = self.file.as_deref().is_none_or(|file| file == Path::new("-"));
+        if alone && place.rank > 0 {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let world = if alone { World::alone() } else { common::join(&place, &self.link)? };
+        let answered = self.answer(&world, threads);
+        Ok(common::end(&world, answered)?.err().unwrap_or(ExitCode::SUCCESS))
+    }
+
+    fn answer(&self, world: &World, threads: usize) -> Result<(), TrainError> {
+        let device = start::device_among(world, threads)?;
+        let loaded = load(&self.reader, world, &device)?;
         let n_context = self.n_context.unwrap_or(usize::MAX);
         let mut predictor = loaded.predictor(&self.reader, &device, n_context);
         predictor.scores = self.scores;
@@ -58,19 +78,20 @@ impl Answer {
             for prediction in prediction {
                 print(&question, prediction)?;
             }
-            return Ok(ExitCode::SUCCESS);
+            return Ok(());
         }
         match self.file.as_deref() {
             Some(file) if file != Path::new("-") => {
-                let questions = open_questions(file, self.cache_dir.as_deref())?;
-                device.run(|| predictor.each(&questions, print))?;
+                let (cache, broadcast) = (self.cache_dir.as_deref(), self.link.broadcast_data);
+                let questions = open_among(world, file, cache, broadcast)?;
+                device.run(|| predictor.each_among(world, &questions, usize::MAX, &|| false, print))?;
             }
             _ => {
                 let stdin = BufReader::new(std::io::stdin());
                 answer_lines(&predictor, stdin, Path::new("<stdin>"), print)?;
             }
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(())
     }
 
     fn print(&self, question: &Question, prediction: Prediction) -> Result<(), TrainError> {

@@ -1,11 +1,15 @@
 //! What several commands share: checks of flags, and stdout whose reader may have gone.
 
 use std::io::Write;
-use std::path::Path;
+use std::process::ExitCode;
 
-use tercio_data::Questions;
+use tercio_comm::launch::EXIT_LOST;
+use tercio_comm::place::{Flags, Starter};
+use tercio_comm::{CommError, Place, World};
 use tercio_train::TrainError;
-use tercio_train::scratch::ScratchFolder;
+use tercio_train::ranks::options::LinkOptions;
+use tercio_train::run::signals::EXIT_INTERRUPTED;
+use tercio_train::run::{Verbosity, init_logging_of_rank, note_failure};
 
 /// Most questions at a time that are believed to be meant.
 pub const MOST_QUESTIONS: usize = 1 << 12;
@@ -24,6 +28,98 @@ pub fn threads(flag: usize) -> Result<usize, TrainError> {
     }
 }
 
+/// As [`threads`], of one of several ranks: 0 stays 0, for the ranks to share out.
+///
+/// # Errors
+/// A number beyond any machine.
+pub fn threads_of_rank(flag: usize) -> Result<usize, TrainError> {
+    if flag == 0 { Ok(0) } else { threads(flag) }
+}
+
+/// Where this process stands among others.
+///
+/// # Errors
+/// An environment or flags that contradict themselves: a mistake of use.
+pub fn place(flags: Flags) -> Result<Place, TrainError> {
+    Place::from_env(flags).map_err(|e| TrainError::Options(e.to_string()))
+}
+
+/// `[rank 3] `, where nobody else puts it before the lines of this process.
+fn prefix(place: &Place) -> String {
+    match place.starter {
+        _ if place.world_size == 1 => String::new(),
+        Starter::Launch => String::new(),
+        _ => format!("[rank {}] ", place.rank),
+    }
+}
+
+/// Starts the log: rank 0 says what it has to, the others warn.
+///
+/// # Errors
+/// It was started before.
+pub fn start_log(place: &Place, quiet: bool) -> Result<(), TrainError> {
+    let verbosity = if quiet { Verbosity::Quiet } else { Verbosity::Normal };
+    Ok(init_logging_of_rank(place.rank, &prefix(place), verbosity)?)
+}
+
+/// Meets the other ranks, where there are any.
+///
+/// # Errors
+/// They did not find each other.
+pub fn join(place: &Place, link: &LinkOptions) -> Result<World, TrainError> {
+    let world = World::join(place, &link.settings())?;
+    if world.size() > 1 {
+        tracing::info!("{} ranks, over {}", world.size(), world.backend());
+    }
+    Ok(world)
+}
+
+/// The end of a command on several ranks: the others are told of an error of this one, and this one's error is said
+/// here. `Err` is the exit code. A single rank's error is left to its caller.
+///
+/// # Errors
+/// The error of a rank alone.
+pub fn end<T>(world: &World, result: Result<T, TrainError>) -> anyhow::Result<Result<T, ExitCode>> {
+    let error = match result {
+        Ok(value) => return Ok(Ok(value)),
+        Err(error) if world.size() == 1 => return Err(error.into()),
+        Err(error) => error,
+    };
+    let say = || {
+        if world.is_main() {
+            note_failure(&error.to_string());
+        }
+        eprintln!("{}tercio: {error}", prefix(world.place()));
+    };
+    Ok(Err(match &error {
+        TrainError::Ranks(CommError::Io { .. } | CommError::Place(_) | CommError::Rendezvous(_)) => {
+            say();
+            world.fail(&error.to_string());
+            ExitCode::FAILURE
+        }
+        TrainError::Ranks(_) => {
+            say();
+            ExitCode::from(EXIT_LOST)
+        }
+        _ if error.is_common() => {
+            if world.is_main() {
+                say();
+            }
+            // So that nobody's end is taken for a loss by one who has not seen the error yet.
+            let _ = world.barrier();
+            match error {
+                TrainError::Stopped => ExitCode::from(EXIT_INTERRUPTED),
+                _ => ExitCode::FAILURE,
+            }
+        }
+        _ => {
+            say();
+            world.fail(&error.to_string());
+            ExitCode::FAILURE
+        }
+    }))
+}
+
 /// Refuses a flag below 1 or above its limit: what is beyond any use is a slip of the hand, and memory grows with it.
 pub fn within(flags: &[(&str, usize, usize)]) -> Result<(), TrainError> {
     match flags.iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
@@ -32,19 +128,6 @@ pub fn within(flags: &[(&str, usize, usize)]) -> Result<(), TrainError> {
         }
         None => Ok(()),
     }
-}
-
-/// Opens a file of questions with its index in `cache`, or where nothing of it outlives the process.
-///
-/// # Errors
-/// As [`Questions::open`].
-pub fn open_questions(file: &Path, cache: Option<&Path>) -> Result<Questions, TrainError> {
-    if let Some(cache) = cache {
-        return Ok(Questions::open(file, cache)?);
-    }
-    // What is open can be read after its name is gone, and a killed process leaves no decompressed copy behind.
-    let scratch = ScratchFolder::new()?;
-    Ok(Questions::open(file, scratch.path())?)
 }
 
 /// Writes a line to stdout at once.

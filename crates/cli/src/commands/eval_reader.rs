@@ -4,12 +4,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use tercio_engine::{Cpu, Device};
-use tercio_train::evaluate::{EvaluationFiles, EvaluationReport, evaluate};
-use tercio_train::run::{Signals, Verbosity, init_logging};
+use tercio_comm::World;
+use tercio_comm::place::Flags;
+use tercio_engine::Device;
+use tercio_train::evaluate::{EvaluationFiles, EvaluationReport, evaluate_among};
+use tercio_train::ranks::corpus::open_among;
+use tercio_train::ranks::options::LinkOptions;
+use tercio_train::ranks::start;
+use tercio_train::run::Signals;
 use tercio_train::{TrainError, options};
 
-use super::common::{self, line, open_questions};
+use super::common::{self, line};
 use super::reader_flags::{ReaderFlags, load};
 
 /// Flags of `tercio eval reader`.
@@ -50,6 +55,8 @@ pub struct EvalReader {
     /// Batches between progress lines
     #[arg(long, env = "TERCIO_EVAL_PRINT_FREQ", default_value_t = 1000)]
     eval_print_freq: u64,
+    #[command(flatten)]
+    link: LinkOptions,
     #[command(flatten)]
     unused: Unused,
     /// Print the figures as one line of JSON on stdout
@@ -104,26 +111,20 @@ impl EvalReader {
     /// Evaluates.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         self.check().map_err(TrainError::Options)?;
-        let device = Cpu::new(common::threads(self.reader.threads)?)?;
-        init_logging(None, if self.quiet { Verbosity::Quiet } else { Verbosity::Normal })?;
+        let flags = Flags { local_rank: self.unused.local_rank, main_port: self.unused.main_port };
+        let place = common::place(flags)?;
+        let threads = common::threads_of_rank(self.reader.threads)?;
+        common::start_log(&place, self.quiet)?;
         for flag in self.unused.given() {
             tracing::info!("{flag} does nothing in an evaluation");
         }
         let signals = Signals::install()?;
-        let questions = open_questions(&self.eval_data, self.cache_dir.as_deref())?;
-        let loaded = load(&self.reader, &device)?;
-        let folder = self.checkpoint_dir.join(&self.name);
-        let files = EvaluationFiles {
-            predictions: self.output.clone(),
-            final_output: self.write_results.then(|| folder.join("final_output.txt")),
-            wscores: self.write_crossattention_scores.then(|| folder.join("dataset_wscores.json")),
+        let world = common::join(&place, &self.link)?;
+        let report = match common::end(&world, self.evaluate(&world, threads, &signals))? {
+            Ok(report) if world.is_main() => report,
+            Ok(_) => return Ok(ExitCode::SUCCESS),
+            Err(code) => return Ok(code),
         };
-        let mut predictor = loaded.predictor(&self.reader, &device, self.n_context);
-        predictor.scores = self.scores || self.write_crossattention_scores;
-        predictor.print_freq = self.eval_print_freq;
-        let limit = usize::try_from(self.maxload).unwrap_or(usize::MAX);
-        let stop = || signals.requested().is_some();
-        let report = device.run(|| evaluate(&predictor, &questions, limit, &files, &stop))?;
         if self.json {
             line(&serde_json::to_string(&report)?)?;
         } else {
@@ -135,8 +136,35 @@ impl EvalReader {
         Ok(ExitCode::SUCCESS)
     }
 
+    fn evaluate(
+        &self,
+        world: &World,
+        threads: usize,
+        signals: &Signals,
+    ) -> Result<EvaluationReport, TrainError> {
+        let device = start::device_among(world, threads)?;
+        let loaded = load(&self.reader, world, &device)?;
+        let (data, cache) = (&self.eval_data, self.cache_dir.as_deref());
+        let questions = open_among(world, data, cache, self.link.broadcast_data)?;
+        let folder = self.checkpoint_dir.join(&self.name);
+        let files = EvaluationFiles {
+            predictions: self.output.clone(),
+            final_output: self.write_results.then(|| folder.join("final_output.txt")),
+            wscores: self.write_crossattention_scores.then(|| folder.join("dataset_wscores.json")),
+        };
+        let mut predictor = loaded.predictor(&self.reader, &device, self.n_context);
+        predictor.scores = self.scores || self.write_crossattention_scores;
+        predictor.print_freq = self.eval_print_freq;
+        let limit = usize::try_from(self.maxload).unwrap_or(usize::MAX);
+        let stop = || signals.requested().is_some();
+        let report = device.run(|| evaluate_among(world, &predictor, &questions, limit, &files, &stop))?;
+        // Nobody is done before rank 0 has written everything.
+        world.barrier()?;
+        Ok(report)
+    }
+
     fn check(&self) -> Result<(), String> {
-        options::check_single_process(self.unused.local_rank, self.unused.main_port)?;
+        self.link.check()?;
         options::check_name(&self.name)?;
         if self.maxload < -1 || self.maxload == 0 {
             return Err("--maxload must be -1 (all) or at least 1".into());

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use tercio_comm::World;
 use tercio_data::{ReaderEncoding, Tokenizer};
 use tercio_engine::{Cpu, Device};
 use tercio_models::t5::LoadedT5;
 use tercio_train::predict::Predictor;
-use tercio_train::{TrainError, options, setup};
+use tercio_train::ranks::setup::open_model_among;
+use tercio_train::{TrainError, options};
 
 use super::common::{MOST_QUESTIONS, within};
 
@@ -35,7 +37,7 @@ pub struct ReaderFlags {
     /// Questions at a time
     #[arg(long, env = "TERCIO_PER_GPU_BATCH_SIZE", default_value_t = 1)]
     pub per_gpu_batch_size: usize,
-    /// Threads; 0: all cores
+    /// Threads; 0: all cores, shared out to the ranks of a host
     #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
     pub threads: usize,
 }
@@ -46,11 +48,11 @@ pub struct Reader {
     tokenizer: Tokenizer,
 }
 
-/// Checks the flags and loads the model.
+/// Checks the flags and loads the model; on several ranks rank 0 does and sends it to the others.
 ///
 /// # Errors
-/// Flags out of range, a model or tokenizer that cannot be used.
-pub fn load(flags: &ReaderFlags, device: &Cpu) -> Result<Reader, TrainError> {
+/// Flags out of range, a model or tokenizer that cannot be used; a rank was lost.
+pub fn load(flags: &ReaderFlags, world: &World, device: &Cpu) -> Result<Reader, TrainError> {
     options::check_lengths(flags.text_maxlength, flags.generation_max_length).map_err(TrainError::Options)?;
     within(&[("per_gpu_batch_size", flags.per_gpu_batch_size, MOST_QUESTIONS)])?;
     if flags.model_path == "none" {
@@ -58,8 +60,8 @@ pub fn load(flags: &ReaderFlags, device: &Cpu) -> Result<Reader, TrainError> {
             "--model_path none: expected the folder or hub name of a trained model".into(),
         ));
     }
-    let open = || setup::open_model(&flags.model_path, flags.tokenizer.as_deref(), device);
-    let (loaded, tokenizer) = device.run(open)?;
+    let (name, tokenizer) = (&flags.model_path, flags.tokenizer.as_deref());
+    let (loaded, tokenizer) = device.run(|| open_model_among(world, name, tokenizer, device))?;
     Ok(Reader { loaded, tokenizer })
 }
 

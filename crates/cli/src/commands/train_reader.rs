@@ -3,9 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use tercio_comm::{Place, World};
 use tercio_engine::{Cpu, Device};
 use tercio_train::options::ReaderOptions;
-use tercio_train::run::{Signals, Verbosity, init_logging, log_to, note_failure};
+use tercio_train::ranks::options::{Requeue, Shard};
+use tercio_train::ranks::setup::open_reader_among;
+use tercio_train::ranks::{deal, requeue, start};
+use tercio_train::run::{Signals, StopReason, log_to, note_failure};
 use tercio_train::scratch::ScratchFolder;
 use tercio_train::trainer::{LoopOptions, RunFolder, RunOutcome};
 use tercio_train::{TrainError, plan, setup, trainer};
@@ -30,58 +34,86 @@ impl TrainReader {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let options = self.options;
         options.check().map_err(TrainError::Options)?;
-        let device = Cpu::new(common::threads(options.run.threads)?)?;
-        let verbosity = match self.quiet {
-            true => Verbosity::Quiet,
-            false => Verbosity::Normal,
-        };
-        init_logging(None, verbosity)?;
+        let place = common::place(options.run.place_flags())?;
+        let threads = common::threads_of_rank(options.run.threads)?;
+        common::start_log(&place, self.quiet)?;
         if options.run.dry_run {
-            return dry_run(&options, &device, self.json);
+            return dry_run(&options, &place, self.json);
         }
         // Before the run's folder is opened: whatever comes from now on ends the run in order.
         let signals = Signals::install()?;
-        let folder = setup::open_folder(&options)?;
-        log_to(&folder.dir)?;
-        let outcome = go(&options, &device, &folder, !self.quiet, &signals)
-            .inspect_err(|error| note_failure(&error.to_string()))?;
-        if self.json {
+        let world = common::join(&place, &options.run.ranks.link)?;
+        let trained = train(&options, &world, threads, !self.quiet, &signals);
+        let outcome = match common::end(&world, trained)? {
+            Ok(outcome) => outcome,
+            Err(code) => return Ok(code),
+        };
+        if self.json && world.is_main() {
             line(&json(&outcome).to_string())?;
         }
-        Ok(outcome.stopped.map_or(ExitCode::SUCCESS, |reason| reason.exit_code().into()))
+        let Some(reason) = outcome.stopped else { return Ok(ExitCode::SUCCESS) };
+        let requeued = reason != StopReason::Interrupt
+            && options.run.ranks.requeue == Requeue::Auto
+            && requeue::requeue_among(&world);
+        Ok(if requeued { ExitCode::SUCCESS } else { reason.exit_code().into() })
     }
+}
+
+fn train(
+    options: &ReaderOptions,
+    world: &World,
+    threads: usize,
+    progress: bool,
+    signals: &Signals,
+) -> Result<RunOutcome, TrainError> {
+    start::compare_settings(world, &setup::config_table(options)?)?;
+    let device = start::device_among(world, threads)?;
+    if !world.is_main() {
+        return go(options, world, &device, None, false, signals);
+    }
+    let folder = setup::open_folder(options)?;
+    log_to(&folder.dir)?;
+    let outcome = go(options, world, &device, Some(&folder), progress, signals);
+    if world.size() == 1 {
+        return outcome.inspect_err(|error| note_failure(&error.to_string()));
+    }
+    outcome
 }
 
 fn go(
     options: &ReaderOptions,
+    world: &World,
     device: &Cpu,
-    folder: &RunFolder,
+    folder: Option<&RunFolder>,
     progress: bool,
     signals: &Signals,
 ) -> Result<RunOutcome, TrainError> {
-    for note in options.notes() {
+    let settings = loop_options(options, progress)?;
+    for note in options.notes().into_iter().chain(deal::notes(world.size(), &settings.batch)) {
         tracing::info!("{note}");
     }
-    let mut run = device.run(|| setup::open_reader(options, folder, device))?;
-    let settings = loop_options(options, progress)?;
-    trainer::train(
-        device,
-        &run.objective,
-        &settings,
-        folder,
-        &mut run.state,
-        run.counters.take(),
-        Some(signals),
-    )
+    let (mut run, parts) = device.run(|| open_reader_among(world, options, folder, device))?;
+    let (objective, counters) = (&run.objective, run.counters.take());
+    let state = &mut run.state;
+    trainer::train_among(world, &parts, device, objective, &settings, folder, state, counters, Some(signals))
 }
 
 fn loop_options(options: &ReaderOptions, progress: bool) -> Result<LoopOptions, TrainError> {
     let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, progress)?;
-    Ok(LoopOptions { grace_seconds: options.run.grace_seconds, ..settings })
+    let (grace_seconds, trace_ranks) = (options.run.grace_seconds, options.run.ranks.trace_ranks);
+    Ok(LoopOptions { grace_seconds, trace_ranks, ..settings })
 }
 
 /// Prints the plan; the run's folder is read where there is one, and never changed.
-fn dry_run(options: &ReaderOptions, device: &Cpu, json: bool) -> anyhow::Result<ExitCode> {
+fn dry_run(options: &ReaderOptions, place: &Place, json: bool) -> anyhow::Result<ExitCode> {
+    if place.rank > 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let threads = match options.run.threads {
+        0 => (common::threads(0)? / place.local_size).max(1),
+        n => common::threads(n)?,
+    };
+    let device = &Cpu::new(threads)?;
     for note in options.notes() {
         tracing::info!("{note}");
     }
@@ -90,7 +122,8 @@ fn dry_run(options: &ReaderOptions, device: &Cpu, json: bool) -> anyhow::Result<
     let found = setup::look_for_checkpoint(options)?;
     let mut run = device.run(|| setup::open_reader_from(options, found, scratch.path(), device))?;
     let dir = setup::run_dir(options);
-    let plan = plan::plan(device, &run.objective, &settings, &dir, &mut run.state)?;
+    let ranks = (place.world_size, options.run.ranks.shard == Shard::Optimizer);
+    let plan = plan::plan_among(ranks, device, &run.objective, &settings, &dir, &mut run.state)?;
     if json {
         line(&serde_json::to_string(&plan)?)?;
     } else {

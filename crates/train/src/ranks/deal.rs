@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use tercio_comm::World;
-
 use crate::accumulate::group_of;
 use crate::options::BatchPlan;
 
@@ -28,8 +26,8 @@ pub fn own_shards(rank: usize, ranks: usize, plan: &BatchPlan, shards: usize) ->
 }
 
 /// What a person should know of this number of ranks, as sentences.
-pub fn notes(world: &World, plan: &BatchPlan) -> Vec<String> {
-    let (ranks, mut notes) = (world.size(), Vec::new());
+pub fn notes(ranks: usize, plan: &BatchPlan) -> Vec<String> {
+    let mut notes = Vec::new();
     if !same_bits(ranks, plan.groups) {
         notes.push(format!(
             "{ranks} ranks: the same mathematics as on one, but the same bits are not promised; a power of two that divides \

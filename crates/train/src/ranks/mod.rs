@@ -4,11 +4,16 @@
 //! alone goes the same way, and nothing waits.
 
 pub mod answers;
+pub mod corpus;
 pub mod deal;
 pub mod message;
+pub mod options;
 pub mod parts;
 pub mod report;
+pub mod requeue;
+pub mod setup;
 pub mod spans;
+pub mod start;
 
 use tercio_comm::Number;
 use tercio_engine::Device;

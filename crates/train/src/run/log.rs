@@ -6,7 +6,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -91,6 +91,22 @@ pub fn init_logging(run_dir: Option<&Path>, verbosity: Verbosity) -> Result<(), 
         .map_err(|error| RunError::Setup { what: "logging".into(), problem: error.to_string() })
 }
 
+/// As [`init_logging`], on one of several ranks: those other than rank 0 say warnings and errors only, with `prefix` before
+/// each line where it is not empty.
+///
+/// # Errors
+/// As there.
+pub fn init_logging_of_rank(rank: usize, prefix: &str, verbosity: Verbosity) -> Result<(), RunError> {
+    if rank == 0 {
+        return init_logging(None, verbosity);
+    }
+    let _ = PREFIX.set(prefix.to_owned());
+    init_logging(None, Verbosity::Quiet)
+}
+
+/// What stands before every line of this process on stderr.
+static PREFIX: OnceLock<String> = OnceLock::new();
+
 /// Sends what was said so far, and all that follows, to the end of `run.log` in a run's folder as well.
 ///
 /// # Errors
@@ -139,7 +155,10 @@ impl<'a> MakeWriter<'a> for Sinks {
 impl Write for Sink {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.shown {
-            progress::print_above(line);
+            match PREFIX.get() {
+                Some(prefix) => progress::print_above(&[prefix.as_bytes(), line].concat()),
+                None => progress::print_above(line),
+            }
         }
         run_log().line(line);
         Ok(line.len())

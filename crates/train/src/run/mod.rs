@@ -28,7 +28,7 @@ pub use error::RunError;
 pub(crate) use files::{beside, random_hex};
 pub use files::{free_bytes, remove_temporary, write_atomic};
 pub use lease::Lease;
-pub use log::{Verbosity, init_logging, log_to, note_failure};
+pub use log::{Verbosity, init_logging, init_logging_of_rank, log_to, note_failure};
 pub use manifest::{FileEntry, MANIFEST_NAME, Manifest};
 pub use metrics::MetricsWriter;
 pub use progress::Progress;

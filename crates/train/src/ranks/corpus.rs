@@ -1,0 +1,242 @@
+//! The same data on all ranks: compared in whole at the start, and sent by rank 0 to those that have none.
+
+use std::fs::File;
+use std::hash::Hasher;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tercio_comm::World;
+use tercio_data::Questions;
+
+use super::start::differs;
+use crate::error::TrainError;
+use crate::scratch::ScratchFolder;
+
+/// Examples whose hashes are compared together at first.
+const BLOCK: usize = 1024;
+/// Bytes of a file that are sent at a time.
+const PIECE: usize = 4 << 20;
+
+/// Opens a file of questions on every rank and makes sure that all have the same. The index lies in `cache` (rank 0's run
+/// folder), or where it is gone with the process. With `broadcast` a rank that has no file of this name gets rank 0's.
+///
+/// # Errors
+/// As [`Questions::open`]; [`TrainError::NotAlike`], on all ranks, names the rank, the file and the first example that
+/// differs; a rank was lost.
+pub fn open_among(
+    world: &World,
+    path: &Path,
+    cache: Option<&Path>,
+    broadcast: bool,
+) -> Result<Questions, TrainError> {
+    let scratch = match cache {
+        Some(_) => None,
+        None => Some(ScratchFolder::new()?),
+    };
+    let mut path = path.to_owned();
+    if broadcast && world.size() > 1 {
+        let own = scratch.as_ref().map_or(Path::new(""), ScratchFolder::path);
+        path = send_file(world, &path, own)?;
+    }
+    // What is open can be read after its name is gone, and a killed process leaves nothing behind.
+    let cache = cache.or(scratch.as_ref().map(ScratchFolder::path)).expect("one of the two");
+    let questions = Questions::open(&path, cache)?;
+    compare(world, &questions)?;
+    Ok(questions)
+}
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    name: PathBuf,
+    bytes: u64,
+}
+
+/// Where this rank finds the file: `path`, or a copy of rank 0's in `scratch`.
+fn send_file(world: &World, path: &Path, scratch: &Path) -> Result<PathBuf, TrainError> {
+    // Rank 0 without a file says so by its own error.
+    let lacks = !world.is_main() && !path.exists();
+    let all = world.all_gather_bytes(vec![u8::from(lacks)])?;
+    if !all.concat().contains(&1) {
+        return Ok(path.to_owned());
+    }
+    let read = |e| TrainError::Read { path: path.display().to_string(), source: e };
+    let mut source = None;
+    let mut head = Vec::new();
+    if world.is_main() {
+        let file = File::open(path).map_err(read)?;
+        let bytes = file.metadata().map_err(read)?.len();
+        let name = path.file_name().unwrap_or_default().into();
+        head = serde_json::to_vec(&Head { name, bytes }).expect("a name and a number are plain JSON");
+        source = Some(file);
+        tracing::info!(
+            "sending {} to {} ranks that have no copy",
+            path.display(),
+            all.concat().iter().filter(|&&l| l == 1).count()
+        );
+    }
+    let head = world.broadcast_bytes(0, head)?;
+    let head: Head = serde_json::from_slice(&head)
+        .map_err(|e| TrainError::Unusable(format!("rank 0 sent no head of a file: {e}")))?;
+    let name =
+        head.name.file_name().filter(|n| Path::new(n) == head.name).ok_or_else(|| {
+            TrainError::Unusable(format!("rank 0 sent the file name {}", head.name.display()))
+        })?;
+    let copy = scratch.join(name);
+    let write = |e| TrainError::Write { path: copy.display().to_string(), source: e };
+    let mut target = match lacks {
+        true => Some(File::create(&copy).map_err(write)?),
+        false => None,
+    };
+    let mut left = head.bytes;
+    while left > 0 {
+        let mut piece = Vec::new();
+        if let Some(source) = &mut source {
+            piece.resize(left.min(PIECE as u64) as usize, 0);
+            source.read_exact(&mut piece).map_err(read)?;
+        }
+        let piece = world.broadcast_bytes(0, piece)?;
+        if let Some(target) = &mut target {
+            target.write_all(&piece).map_err(write)?;
+        }
+        left = left.saturating_sub(piece.len().max(1) as u64);
+    }
+    Ok(if lacks { copy } else { path.to_owned() })
+}
+
+#[derive(Serialize, Deserialize)]
+struct Known {
+    path: PathBuf,
+    sha256: String,
+    len: usize,
+}
+
+fn compare(world: &World, questions: &Questions) -> Result<(), TrainError> {
+    if world.size() == 1 {
+        return Ok(());
+    }
+    let (path, sha256) = (questions.path().to_owned(), questions.fingerprint().to_owned());
+    let known = Known { path, sha256, len: questions.len() };
+    let all = world.all_gather_bytes(serde_json::to_vec(&known).expect("plain JSON"))?;
+    let all: Vec<Known> = all
+        .iter()
+        .map(|bytes| serde_json::from_slice(bytes))
+        .collect::<Result<_, _>>()
+        .map_err(|e| TrainError::Unusable(format!("a rank sent no fingerprint of its data: {e}")))?;
+    if all.iter().all(|k| k.sha256 == all[0].sha256) {
+        return Ok(());
+    }
+    // Only now every example is read: first blocks of them, then those of the first block that differs.
+    let own = block_hashes(questions);
+    let blocks = world.all_gather_bytes(own)?;
+    let first_block = |b: &[u8]| first_difference(&blocks[0], b);
+    let found = blocks.iter().enumerate().find_map(|(rank, b)| Some((rank, first_block(b)?)));
+    let Some((rank, block)) = found else {
+        if world.is_main() {
+            tracing::warn!(
+                "{}: the ranks' files differ in bytes, but no example does",
+                questions.path().display()
+            );
+        }
+        return Ok(());
+    };
+    let items = block * BLOCK..(block + 1).saturating_mul(BLOCK).min(questions.len());
+    let hashes = items.clone().flat_map(|i| hash_of(questions, i).to_le_bytes()).collect();
+    let hashes = world.all_gather_bytes(hashes)?;
+    let item = block * BLOCK + first_difference(&hashes[0], &hashes[rank]).unwrap_or(0);
+    let line = world.broadcast_bytes(
+        0,
+        match questions.get(item) {
+            Ok(q) => format!(" (line {} there)", q.place.line).into_bytes(),
+            Err(_) => Vec::new(),
+        },
+    )?;
+    Err(differs(
+        world,
+        rank,
+        format!(
+            "{} ({} examples) is not rank 0's {} ({}): example {item}{} is the first that differs; give all ranks the same \
+             file, or --broadcast_data and no file",
+            all[rank].path.display(),
+            all[rank].len,
+            all[0].path.display(),
+            all[0].len,
+            String::from_utf8_lossy(&line)
+        ),
+    ))
+}
+
+/// Index of the first eight bytes that differ, also where one list is shorter.
+fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
+    let (a, b) = (a.as_chunks::<8>().0, b.as_chunks::<8>().0);
+    let differs = a.iter().zip(b).position(|(x, y)| x != y);
+    differs.or((a.len() != b.len()).then(|| a.len().min(b.len())))
+}
+
+fn block_hashes(questions: &Questions) -> Vec<u8> {
+    let mut out = Vec::new();
+    for start in (0..questions.len()).step_by(BLOCK) {
+        let mut sum = Sha256::new();
+        for i in start..(start + BLOCK).min(questions.len()) {
+            sum.update(hash_of(questions, i).to_le_bytes());
+        }
+        out.extend_from_slice(&sum.finalize()[..8]);
+    }
+    out
+}
+
+/// Hash of an example's content, white space apart; of its error, where it is none.
+fn hash_of(questions: &Questions, i: usize) -> u64 {
+    let text = match questions.get_raw(i) {
+        Ok(item) => serde_json::Value::Object(item).to_string(),
+        Err(_) => "not a question".into(),
+    };
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    hash.write(text.as_bytes());
+    hash.finish()
+}
+
+/// FNV-1a: the same on all hosts, unlike the standard library's.
+struct Fnv(u64);
+
+impl Hasher for Fnv {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &b in bytes {
+            self.0 = (self.0 ^ u64::from(b)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_difference_is_found() {
+        let list = |values: &[u64]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        assert_eq!(first_difference(&list(&[1, 2, 3]), &list(&[1, 2, 3])), None);
+        assert_eq!(first_difference(&list(&[1, 2, 3]), &list(&[1, 5, 4])), Some(1));
+        assert_eq!(first_difference(&list(&[1, 2, 3]), &list(&[1, 2])), Some(2));
+    }
+
+    #[test]
+    fn white_space_is_no_difference() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            open_among(&World::alone(), &path, None, true).unwrap()
+        };
+        let a = open("a.jsonl", "{\"question\": \"a\"}\n{\"question\": \"b\"}\n");
+        let b = open("b.jsonl", "{\"question\":\"a\"}\n{\"question\":  \"b\"}\n");
+        let c = open("c.jsonl", "{\"question\": \"a\"}\n{\"question\": \"c\"}\n");
+        assert_ne!(a.fingerprint(), b.fingerprint());
+        assert_eq!(block_hashes(&a), block_hashes(&b));
+        assert_ne!(block_hashes(&a), block_hashes(&c));
+        assert_eq!(hash_of(&a, 0), hash_of(&c, 0));
+    }
+}
