@@ -10,6 +10,8 @@ pub(crate) mod line;
 pub(crate) mod link;
 pub(crate) mod parts;
 pub(crate) mod reduce;
+#[cfg(test)]
+mod tests;
 
 use crate::carrier::power_below;
 use link::Link;

@@ -49,9 +49,19 @@ impl Verdict {
         };
         Message::Verdict { failed, rank: rank as u32, host: host.into(), update, what: what.clone() }
     }
-    /// From a message.
-    pub(crate) fn from_message(failed: bool, rank: u32, host: String, update: u64, what: String) -> Verdict {
+    /// From a message to rank `own`.
+    pub(crate) fn from_message(
+        own: usize,
+        failed: bool,
+        rank: u32,
+        host: String,
+        update: u64,
+        mut what: String,
+    ) -> Verdict {
         let rank = rank as usize;
+        if rank == own && !failed {
+            what += "; this is that rank: it was stopped or its host slept, the others gave it up, and it has to end";
+        }
         match failed {
             true => Verdict::Failed { rank, host, update, what },
             false => Verdict::Lost { rank, host, update, what },

@@ -211,3 +211,101 @@ enum Heard {
     More(Stranger),
     Away(String),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::message::Purpose;
+
+    /// Lets one in who connects as `work` does; what the door and it say.
+    fn meet<R: Send>(work: impl FnOnce(SocketAddr) -> R + Send) -> (Vec<Identity>, R) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut door = Door::new(listener, "secret").unwrap();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || work(address));
+            let mut came = Vec::new();
+            while !thread.is_finished() {
+                for newcomer in door.newcomers() {
+                    came.push(newcomer.identity.clone());
+                    newcomer.welcome();
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            (came, thread.join().unwrap())
+        })
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn who_knows_the_secret_gets_in_as_who_it_is() {
+        let own = Identity::own(Purpose::Data, 3, 8).unwrap();
+        let (came, result) = meet(|address| connect(address, "secret", &own, soon()));
+        assert!(result.is_ok());
+        assert_eq!(came, [own.clone()]);
+        let (came, result) = meet(|address| connect(address, "other", &own, soon()));
+        assert!(matches!(result, Err(Miss::Secret(_))));
+        assert_eq!(came, []);
+    }
+
+    #[test]
+    fn another_protocol_is_named() {
+        let (came, answer) = meet(|address| {
+            let mut conn = Conn::new(TcpStream::connect(address).unwrap()).unwrap();
+            conn.send(&Message::Hello { protocol: PROTOCOL + 1, nonce: [0; 32] });
+            conn.next(soon()).unwrap()
+        });
+        assert_eq!(came, []);
+        let Message::Refused { refusal: Refusal::Final, reason } = answer else { panic!("{answer:?}") };
+        assert!(reason.contains("run the same tercio everywhere"), "{reason}");
+    }
+
+    #[test]
+    fn a_proof_of_another_identity_is_refused() {
+        let own = Identity::own(Purpose::Data, 3, 8).unwrap();
+        let (came, answer) = meet(|address| {
+            let mut conn = Conn::new(TcpStream::connect(address).unwrap()).unwrap();
+            conn.send(&Message::Hello { protocol: PROTOCOL, nonce: [1; 32] });
+            let Message::Challenge { nonce } = conn.next(soon()).unwrap() else { panic!() };
+            let mac = secret::mac("secret", &[b"who connects", &[1; 32], &nonce, &own.write()]);
+            let said = Identity { rank: 4, ..own.clone() }.write();
+            conn.send(&Message::Proof { mac, identity: said });
+            conn.next(soon()).unwrap()
+        });
+        assert_eq!(came, []);
+        assert!(matches!(answer, Message::Refused { refusal: Refusal::Secret, .. }));
+    }
+
+    #[test]
+    fn who_listens_has_to_prove_itself_too() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut conn = Conn::new(listener.accept().unwrap().0).unwrap();
+                conn.next(soon()).unwrap();
+                conn.send(&Message::Challenge { nonce: [7; 32] });
+                conn.next(soon()).unwrap();
+                conn.send(&Message::Welcome { mac: [7; 32] });
+            });
+            let own = Identity::own(Purpose::Control, 1, 2).unwrap();
+            assert!(matches!(connect(address, "secret", &own, soon()), Err(Miss::Secret(_))));
+        });
+    }
+
+    #[test]
+    fn a_crowd_of_strangers_keeps_nobody_out() {
+        let own = Identity::own(Purpose::Data, 3, 8).unwrap();
+        let (came, result) = meet(|address| {
+            let crowd: Vec<_> = (0..200).map(|_| TcpStream::connect(address)).collect();
+            let result = connect(address, "secret", &own, soon());
+            drop(crowd);
+            result
+        });
+        assert!(result.is_ok());
+        assert_eq!(came, [own.clone()]);
+    }
+}

@@ -290,7 +290,7 @@ impl Hub {
             }
             // A rank gave this one up, while it stood still.
             Message::Verdict { failed, rank, host, update, what } => {
-                self.declare(Verdict::from_message(failed, rank, host, update, what));
+                self.declare(Verdict::from_message(0, failed, rank, host, update, what));
             }
             other => tracing::debug!("rank {rank} sent {other:?} at a wrong time"),
         }
@@ -336,14 +336,14 @@ impl Hub {
             self.peers[*rank].as_ref().is_some_and(|p| !p.left && p.conn.heard.elapsed() > limit)
         });
         if let Some(rank) = silent {
-            let verdict = self.lost(rank, format!("no sign of life for {} s", limit.as_secs_f64().round()));
+            let verdict = self.lost(rank, format!("no sign of life for {} s", limit.as_secs_f64()));
             self.declare(verdict);
         } else if self.missing().next().is_some() && Instant::now() > self.deadline {
             self.declare(Verdict::Rendezvous(format!(
                 "{} did not come to {} within {} s: look whether they were started, reach that address, and have the same secret",
                 self.name_missing(),
                 self.meeting,
-                self.settings.join_timeout.as_secs_f64().round()
+                self.settings.join_timeout.as_secs_f64()
             )));
         } else if Instant::now() > self.deadline + Duration::from_secs(2) && !self.puts.is_empty() {
             // All came, but one does not get through the rest of joining.
@@ -360,7 +360,7 @@ impl Hub {
             self.declare(Verdict::Rendezvous(format!(
                 "the ranks met at {}, but did not connect to each other within {} s: rank {} did not get through",
                 self.meeting,
-                self.settings.join_timeout.as_secs_f64().round(),
+                self.settings.join_timeout.as_secs_f64(),
                 late.join(", ")
             )));
         }

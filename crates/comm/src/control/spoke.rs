@@ -86,7 +86,7 @@ impl Spoke {
                 return Err(CommError::Rendezvous(format!(
                     "rank {} did not find rank 0 at {meeting} within {} s ({why}): look whether rank 0 was started, whether the name is right, and whether a firewall is between",
                     place.rank,
-                    settings.join_timeout.as_secs_f64().round()
+                    settings.join_timeout.as_secs_f64()
                 )));
             }
             if Instant::now() > next_word {
@@ -160,11 +160,8 @@ impl Spoke {
             match message {
                 Message::Beat { .. } => {}
                 Message::Result { step, all } => self.board.put_result(step, all),
-                Message::Verdict { failed, rank, host, update, mut what } => {
-                    if rank as usize == self.rank && !failed {
-                        what += "; this is that rank: it was stopped or its host slept, the others gave it up, it has to end";
-                    }
-                    self.board.end(Verdict::from_message(failed, rank, host, update, what));
+                Message::Verdict { failed, rank, host, update, what } => {
+                    self.board.end(Verdict::from_message(self.rank, failed, rank, host, update, what));
                     self.send(&Message::Ack);
                     self.board.tell();
                 }
@@ -187,7 +184,7 @@ impl Spoke {
     fn look_for_lost(&mut self) {
         let limit = self.settings.lost_after;
         if self.conn.ended.is_none() && !self.alone && self.conn.heard.elapsed() > limit {
-            let verdict = self.lost(format!("no sign of life for {} s", limit.as_secs_f64().round()));
+            let verdict = self.lost(format!("no sign of life for {} s", limit.as_secs_f64()));
             // For when it wakes up.
             self.conn.send(&verdict.message(self.rank, "", 0));
             self.conn.ended = Some("it was given up".into());
