@@ -6,6 +6,7 @@
 pub mod carrier;
 mod collective;
 mod control;
+pub mod doctor;
 pub mod error;
 mod frame;
 mod join;

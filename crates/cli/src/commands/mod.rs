@@ -6,6 +6,7 @@ mod common;
 mod completions;
 mod config_print;
 mod data_check;
+mod doctor;
 mod eval_reader;
 mod launch;
 mod model_inspect;
@@ -52,6 +53,8 @@ enum Command {
     Answer(answer::Answer),
     /// Run a command on several ranks
     Launch(launch::Launch),
+    /// Check whether ranks can work here, and say what to change
+    Doctor(doctor::Doctor),
     /// Run on a Slurm cluster
     #[command(subcommand)]
     Slurm(Slurm),
@@ -129,6 +132,7 @@ pub fn run() -> ExitCode {
         Command::Eval(Eval::Reader(c)) => c.run(),
         Command::Answer(c) => c.run(),
         Command::Launch(c) => c.run(|words| check(words).map(|_| ())),
+        Command::Doctor(c) => c.run(),
         Command::Slurm(Slurm::Submit(c)) => c.run(check),
         Command::Slurm(Slurm::Status(c)) => c.run(),
         Command::Slurm(Slurm::Logs(c)) => c.run(),

@@ -217,7 +217,7 @@ fn free_meeting() -> Result<String, CommError> {
     )))
 }
 
-fn random<const N: usize>() -> Result<[u8; N], CommError> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], CommError> {
     let mut bytes = [0; N];
     let mut filled = 0;
     while filled < N {
