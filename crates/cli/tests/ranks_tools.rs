@@ -117,3 +117,58 @@ fn a_batch_script_is_printed_anywhere() {
     assert_eq!(nowhere.status.code(), Some(1));
     assert!(stderr(&nowhere).contains("`sbatch`: it is not in PATH"), "{}", stderr(&nowhere));
 }
+
+/// Ends its processes, whatever happens.
+struct Crowd(Vec<std::process::Child>);
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn torchruns_variables_make_ranks_and_an_allocations_do_not() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let doctor = |env: &[(&str, &str)]| {
+        let mut command = tercio(&["doctor", "--json", "--backend", "tcp"]);
+        // What every process of a batch job sees.
+        command.env("SLURM_JOB_ID", "7").env("SLURM_NTASKS", "4").env("SLURM_PROCID", "0");
+        command.env_remove("TERCIO_SECRET").envs(env.iter().copied());
+        command.stdout(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let mut crowd = Crowd(
+        ["0", "1"]
+            .map(|rank| {
+                doctor(&[
+                    ("RANK", rank),
+                    ("LOCAL_RANK", rank),
+                    ("WORLD_SIZE", "2"),
+                    ("LOCAL_WORLD_SIZE", "2"),
+                    ("MASTER_ADDR", "127.0.0.1"),
+                    ("MASTER_PORT", &port),
+                    ("TORCHELASTIC_RUN_ID", "test"),
+                    ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+                ])
+            })
+            .into(),
+    );
+    let report = |crowd: &mut Crowd, child: usize| {
+        let mut text = String::new();
+        let stdout = crowd.0[child].stdout.as_mut().unwrap();
+        std::io::Read::read_to_string(stdout, &mut text).unwrap();
+        text
+    };
+    let (first, second) = (report(&mut crowd, 0), report(&mut crowd, 1));
+    assert!(
+        first.contains("2 ranks on 1 host, started by torchrun") && first.contains("backend tcp"),
+        "{first}"
+    );
+    assert_eq!(second, "", "only rank 0 speaks");
+    crowd.0.push(doctor(&[]));
+    let alone = report(&mut crowd, 2);
+    assert!(alone.contains("this process is alone"), "{alone}");
+}

@@ -296,7 +296,7 @@ fn ranks_of_a_run_agree_and_other_runs_differ() {
     for other in [("SLURM_JOB_ID", "1235"), ("SLURM_RESTART_COUNT", "1"), ("SLURM_STEP_ID", "1")] {
         assert_eq!(same(&[JOB, STEP], &[JOB, STEP, &[other]]), (false, false), "{other:?}");
     }
-    // torchrun listens at MASTER_PORT itself; a restart of its workers is another run.
+    // torchrun listens at MASTER_PORT itself, and hosts may count restarts differently.
     let agent: Env = &[("TORCHELASTIC_USE_AGENT_STORE", "True")];
     let place = found(&[TORCHRUN, agent]);
     assert!(
@@ -304,7 +304,9 @@ fn ranks_of_a_run_agree_and_other_runs_differ() {
         "{}",
         place.meeting
     );
-    assert!(!same(&[TORCHRUN, agent], &[TORCHRUN, agent, &[("TORCHELASTIC_RESTART_COUNT", "1")]]).0);
+    let restarted: Env = &[("TORCHELASTIC_RESTART_COUNT", "1")];
+    assert_eq!(same(&[TORCHRUN, agent], &[TORCHRUN, agent, restarted]), (true, true));
+    assert_eq!(same(&[TORCHRUN], &[TORCHRUN, &[("TORCHELASTIC_RUN_ID", "other")]]), (false, true));
     for env in [JOB, TORCHRUN, OPEN_MPI] {
         let secret = found(&[env, if env == JOB { STEP } else { &[] }, &[(SECRET, "mine")]]).secret;
         assert_eq!(secret, "mine");

@@ -38,11 +38,11 @@ pub(super) fn find(vars: &Vars, flags: Flags) -> Result<Option<Place>, CommError
         Place { rank, world_size, local_rank, local_size, starter: Starter::Torchrun, ..Place::alone() };
     if let Some((address, mut at)) = master {
         let run = vars.text("TORCHELASTIC_RUN_ID").unwrap_or_default();
-        let attempt = vars.text("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
-        place.secret = vars.secret(&["torchrun", &run, &attempt, &address, &at.to_string()]);
+        // TORCHELASTIC_RESTART_COUNT may differ between hosts: only the one whose worker failed counts.
+        place.secret = vars.secret(&["torchrun", &run, &address, &at.to_string()]);
         // Then torchrun itself listens at MASTER_PORT, for its workers' store.
         if vars.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v.eq_ignore_ascii_case("true")) {
-            at = port(flags, seed(&format!("{at} {run} {attempt}")))?;
+            at = port(flags, seed(&format!("{at} {run}")))?;
         }
         place.meeting = match vars.meeting()? {
             Some(meeting) => meeting,
