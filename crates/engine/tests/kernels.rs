@@ -1,6 +1,6 @@
 //! Kernels by themselves, on every instruction set of the processor: products, optimizer steps, and the small ones.
 
-use tercio_engine::cpu::Isa;
+use tercio_engine::cpu::{Isa, Precision};
 use tercio_engine::device::Matrix;
 use tercio_engine::random::{key, normal};
 use tercio_engine::{AdamStep, Cpu, Device, Reference, Tensor};
@@ -38,8 +38,13 @@ impl Product {
         (stored_rows, stride, draw(&id, stored_rows * stride))
     }
     fn run<D: Device>(&self, device: &D) -> Vec<f64> {
+        self.run_on(device, |x| x)
+    }
+    /// With every factor changed before.
+    fn run_on<D: Device>(&self, device: &D, change: fn(f32) -> f32) -> Vec<f64> {
         let matrix = |(stored_rows, stride, values): &(usize, usize, Vec<f32>)| {
-            Tensor::from_values(device, *stored_rows, *stride, values)
+            let values: Vec<f32> = values.iter().map(|&x| change(x)).collect();
+            Tensor::from_values(device, *stored_rows, *stride, &values)
         };
         let a = matrix(&self.operand(1, self.m, self.k, self.transposed.0));
         let b = matrix(&self.operand(2, self.k, self.n, self.transposed.1));
@@ -254,5 +259,54 @@ fn products_err_by_no_more_than_a_chain_of_multiply_adds() {
     for (isa, error) in errors {
         println!("{isa:?}: {error:.3e}");
         assert!(error <= 1.1 * portable, "{isa:?}: {error:.3e}, portable: {portable:.3e}");
+    }
+}
+
+/// The nearest bf16 by distance, ties to the even one: by trying both neighbours.
+fn nearest_bf16(x: f32) -> f32 {
+    let below = f32::from_bits(x.to_bits() & 0xffff_0000);
+    let above = f32::from_bits((x.to_bits() & 0xffff_0000) + 0x1_0000);
+    let (down, up) = ((x as f64 - below as f64).abs(), (above as f64 - x as f64).abs());
+    let even = below.to_bits() >> 16 & 1 == 0;
+    if down < up || down == up && even { below } else { above }
+}
+
+#[test]
+fn bf16_products_are_products_of_rounded_factors() {
+    assert_eq!(nearest_bf16(1.0 + 1.0 / 256.0), 1.0);
+    assert_eq!(nearest_bf16(1.0 + 3.0 / 256.0), 1.0 + 4.0 / 256.0);
+    let of = |threads| devices(threads).into_iter().map(|d| d.with_precision(Precision::Bf16));
+    for p in products() {
+        let want = p.run_on(&Reference, nearest_bf16);
+        for (one, three) in of(1).zip(of(3)) {
+            let isa = one.isa();
+            let got = p.run(&one);
+            for (i, (g, w)) in got.iter().zip(&want).enumerate() {
+                let error = (g - w).abs();
+                assert!(error <= 4e-6 * (p.k as f64 + 1.0).sqrt(), "{p:?} on {isa:?}: [{i}] is {g}, not {w}");
+            }
+            assert!(got == p.run(&three), "{p:?} on {isa:?}: other bits with 3 threads");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_so_in_products() {
+    let payload = f32::from_bits(0x7fff_ffff);
+    for (precision, device) in devices(1).into_iter().flat_map(|d| {
+        [Precision::F32, Precision::Bf16].map(|precision| (precision, d.clone().with_precision(precision)))
+    }) {
+        for bad in [f32::NAN, payload, -payload, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut values = vec![1.0; 64 * 64];
+            values[5 * 64 + 40] = bad;
+            let a = Tensor::from_values(&device, 64, 64, &values);
+            let b = Tensor::from_values(&device, 64, 64, &[1.0; 64 * 64]);
+            let mut c = Tensor::zeros(&device, 64, 64);
+            device.run(|| device.product(a.matrix(), b.matrix(), c.view_mut(), false));
+            for (i, value) in c.to_vec(&device).iter().enumerate() {
+                let isa = device.isa();
+                assert_eq!(value.is_finite(), i / 64 != 5, "{isa:?}, {precision:?}, {bad}: [{i}] is {value}");
+            }
+        }
     }
 }

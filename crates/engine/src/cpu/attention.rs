@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::Cpu;
 use super::attention_rows::{Bias, dot_row, drop_row, scale_row, slope_row, softmax_row, weights_row};
-use super::lanes::Isa;
+use super::lanes::Arithmetic;
 use super::product::{Operand, product_raw};
 use crate::device::{AttentionShape, Heads, HeadsMut};
 
@@ -96,13 +96,14 @@ fn visible(shape: &AttentionShape, i: usize, keys: usize) -> usize {
 }
 
 pub(super) fn forward(
-    isa: Isa,
+    how: Arithmetic,
     x: Heads<'_, Cpu>,
     bias: Option<&[f32]>,
     shape: &AttentionShape,
     y: &mut [f32],
     log_sum: &mut [f32],
 ) {
+    let isa = how.isa;
     let (q, k, v) = inputs(x, shape);
     let (heads, dim) = (shape.heads, shape.head_dim);
     let rows = shape.queries.iter().map(|s| s.end as usize).max().unwrap_or(0);
@@ -122,7 +123,7 @@ pub(super) fn forward(
             // SAFETY: operands lie within the spans checked in `inputs`; outputs are this task's own.
             unsafe {
                 let keys = k.operand(ks.start as usize, nk, column, dim);
-                product_raw(isa, q.operand(first, n, column, dim), keys.t(), s.as_mut_ptr(), nk, false);
+                product_raw(how, q.operand(first, n, column, dim), keys.t(), s.as_mut_ptr(), nk, false);
                 for i in 0..n {
                     let row = &mut s[i * nk..(i + 1) * nk];
                     let seen = visible(shape, i0 + i, nk);
@@ -140,7 +141,7 @@ pub(super) fn forward(
                     }
                 }
                 let values = v.operand(ks.start as usize, nk, column, dim);
-                product_raw(isa, scratch(&s, n, nk), values, y.at(first, column), y.stride, false);
+                product_raw(how, scratch(&s, n, nk), values, y.at(first, column), y.stride, false);
             }
         }
         SCRATCH.set((s, other));
@@ -171,7 +172,7 @@ fn outputs(dx: HeadsMut<'_, Cpu>, shape: &AttentionShape) -> (RowsMut, RowsMut, 
 
 #[allow(clippy::too_many_arguments)]
 pub(super) fn backward(
-    isa: Isa,
+    how: Arithmetic,
     x: Heads<'_, Cpu>,
     bias: Option<&[f32]>,
     shape: &AttentionShape,
@@ -181,6 +182,7 @@ pub(super) fn backward(
     dx: HeadsMut<'_, Cpu>,
     dbias: Option<&mut [f32]>,
 ) {
+    let isa = how.isa;
     let (q, k, v) = inputs(x, shape);
     let (heads, dim) = (shape.heads, shape.head_dim);
     let query_rows = shape.queries.iter().map(|s| s.end as usize).max().unwrap_or(0);
@@ -221,8 +223,8 @@ pub(super) fn backward(
                 unsafe {
                     let queries = q.operand(first, n, column, dim);
                     let dys = dy.operand(first, n, column, dim);
-                    product_raw(isa, queries, keys.t(), p.as_mut_ptr(), nk, false);
-                    product_raw(isa, dys, values.t(), dp.as_mut_ptr(), nk, false);
+                    product_raw(how, queries, keys.t(), p.as_mut_ptr(), nk, false);
+                    product_raw(how, dys, values.t(), dp.as_mut_ptr(), nk, false);
                     for i in 0..n {
                         let seen = visible(shape, i0 + i, nk);
                         let (p, dp) = (&mut p[i * nk..(i + 1) * nk], &mut dp[i * nk..(i + 1) * nk]);
@@ -244,9 +246,9 @@ pub(super) fn backward(
                         dp[seen..].fill(0.0);
                     }
                     let (weights, slopes) = (scratch(&p, n, nk), scratch(&dp, n, nk));
-                    product_raw(isa, slopes, keys, dq.at(first, column), dq.stride, false);
-                    product_raw(isa, slopes.t(), queries, tk, dk.stride, i0 > 0);
-                    product_raw(isa, weights.t(), dys, tv, dv.stride, i0 > 0);
+                    product_raw(how, slopes, keys, dq.at(first, column), dq.stride, false);
+                    product_raw(how, slopes.t(), queries, tk, dk.stride, i0 > 0);
+                    product_raw(how, weights.t(), dys, tv, dv.stride, i0 > 0);
                 }
             }
             SCRATCH.set((p, dp));

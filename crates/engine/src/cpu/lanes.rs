@@ -63,6 +63,23 @@ impl Isa {
     }
 }
 
+/// How the CPU computes: the instruction set of all kernels, and the precision of the factors of products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Arithmetic {
+    pub isa: Isa,
+    pub precision: Precision,
+}
+
+/// What the factors of a product are rounded to; sums are f32 always, and so is everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// f32: not rounded.
+    #[default]
+    F32,
+    /// bf16: eight bits of significand, the range of f32.
+    Bf16,
+}
+
 /// Whether the baseline of the compilation target has fused multiply-add.
 pub(super) const PORTABLE_FUSES: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 

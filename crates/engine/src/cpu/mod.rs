@@ -22,7 +22,8 @@ use std::sync::Arc;
 
 use crate::device::*;
 use crate::random::Dropout;
-pub use lanes::Isa;
+use lanes::Arithmetic;
+pub use lanes::{Isa, Precision};
 pub use pool::Buffer;
 
 /// Elements of a fixed block of an elementwise kernel or reduction.
@@ -33,7 +34,7 @@ const BLOCK: usize = 1 << 14;
 pub struct Cpu {
     threads: Arc<rayon::ThreadPool>,
     pool: Arc<pool::Pool>,
-    isa: Isa,
+    arithmetic: Arithmetic,
 }
 
 /// Why a CPU device could not be made.
@@ -73,7 +74,12 @@ impl Cpu {
             .thread_name(|i| format!("tercio-{i}"))
             .build()
             .map_err(|e| CpuError::Threads(threads, e))?;
-        Ok(Cpu { threads: Arc::new(pool), pool: Arc::new(pool::Pool::default()), isa })
+        let arithmetic = Arithmetic { isa, precision: Precision::F32 };
+        Ok(Cpu { threads: Arc::new(pool), pool: Arc::new(pool::Pool::default()), arithmetic })
+    }
+    /// The same device with the factors of products in another precision.
+    pub fn with_precision(self, precision: Precision) -> Cpu {
+        Cpu { arithmetic: Arithmetic { precision, ..self.arithmetic }, ..self }
     }
     /// Number of threads.
     pub fn threads(&self) -> usize {
@@ -81,7 +87,7 @@ impl Cpu {
     }
     /// The instruction set of the kernels.
     pub fn isa(&self) -> Isa {
-        self.isa
+        self.arithmetic.isa
     }
 }
 
@@ -105,10 +111,13 @@ impl Device for Cpu {
         "cpu"
     }
     fn arithmetic(&self) -> String {
-        match self.isa {
-            Isa::Amx => "f32 fused, products of three bf16 parts".into(),
-            isa if isa.fuses() => "f32 fused".into(),
-            _ => "f32 unfused".into(),
+        let Arithmetic { isa, precision } = self.arithmetic;
+        let vectors = if isa.fuses() { "f32 fused" } else { "f32 unfused" };
+        match (precision, isa) {
+            (Precision::F32, Isa::Amx) => format!("{vectors}, products of three bf16 parts"),
+            (Precision::F32, _) => vectors.into(),
+            (Precision::Bf16, Isa::Amx) => format!("{vectors}, products in bf16 tiles"),
+            (Precision::Bf16, _) => format!("{vectors}, products of factors rounded to bf16"),
         }
     }
     fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
@@ -153,29 +162,36 @@ impl Device for Cpu {
         elementwise::copy(target.slice(), source.slice());
     }
     fn add(&self, target: ViewMut<'_, Self>, source: View<'_, Self>) {
-        elementwise::add(self.isa, target.slice(), source.slice());
+        elementwise::add(self.arithmetic.isa, target.slice(), source.slice());
     }
     fn scale(&self, target: ViewMut<'_, Self>, factor: f64) {
-        elementwise::scale(self.isa, target.slice(), factor as f32);
+        elementwise::scale(self.arithmetic.isa, target.slice(), factor as f32);
     }
     fn dot_blocks(&self, a: View<'_, Self>, b: View<'_, Self>) -> Vec<f64> {
-        elementwise::dot_blocks(self.isa, a.slice(), b.slice())
+        elementwise::dot_blocks(self.arithmetic.isa, a.slice(), b.slice())
     }
     fn product(&self, a: Matrix<'_, Self>, b: Matrix<'_, Self>, c: ViewMut<'_, Self>, accumulate: bool) {
         assert_eq!(a.columns, b.rows, "inner sizes of a product differ");
         let n = b.columns;
         let c = c.slice();
         assert_eq!(c.len(), a.rows * n);
-        product::product(self.isa, product::Operand::of(&a), product::Operand::of(&b), c, n, accumulate);
+        product::product(
+            self.arithmetic,
+            product::Operand::of(&a),
+            product::Operand::of(&b),
+            c,
+            n,
+            accumulate,
+        );
     }
     fn gather(&self, table: View<'_, Self>, width: usize, ids: &[u32], rows: ViewMut<'_, Self>) {
         elementwise::gather(table.slice(), width, ids, rows.slice());
     }
     fn scatter_add(&self, rows: View<'_, Self>, width: usize, ids: &[u32], table: ViewMut<'_, Self>) {
-        elementwise::scatter_add(self.isa, rows.slice(), width, ids, table.slice());
+        elementwise::scatter_add(self.arithmetic.isa, rows.slice(), width, ids, table.slice());
     }
     fn dropout(&self, x: ViewMut<'_, Self>, width: usize, dropout: Dropout) {
-        elementwise::dropout(self.isa, x.slice(), width, dropout);
+        elementwise::dropout(self.arithmetic.isa, x.slice(), width, dropout);
     }
     fn residual(
         &self,
@@ -184,10 +200,10 @@ impl Device for Cpu {
         width: usize,
         dropout: Option<Dropout>,
     ) {
-        elementwise::residual(self.isa, x.slice(), residual.slice(), width, dropout);
+        elementwise::residual(self.arithmetic.isa, x.slice(), residual.slice(), width, dropout);
     }
     fn rms_norm(&self, x: View<'_, Self>, weight: View<'_, Self>, eps: f64, y: ViewMut<'_, Self>) {
-        norm::forward(self.isa, x.slice(), weight.slice(), eps as f32, y.slice());
+        norm::forward(self.arithmetic.isa, x.slice(), weight.slice(), eps as f32, y.slice());
     }
     fn rms_norm_backward(
         &self,
@@ -199,7 +215,7 @@ impl Device for Cpu {
         dweight: ViewMut<'_, Self>,
     ) {
         let (dx, dweight) = (dx.slice(), dweight.slice());
-        norm::backward(self.isa, x.slice(), weight.slice(), eps as f32, dy.slice(), dx, dweight);
+        norm::backward(self.arithmetic.isa, x.slice(), weight.slice(), eps as f32, dy.slice(), dx, dweight);
     }
     fn activation(
         &self,
@@ -210,7 +226,7 @@ impl Device for Cpu {
         dropout: Option<Dropout>,
         y: ViewMut<'_, Self>,
     ) {
-        elementwise::activation(self.isa, u.slice(), width, kind, gated, dropout, y.slice());
+        elementwise::activation(self.arithmetic.isa, u.slice(), width, kind, gated, dropout, y.slice());
     }
     fn activation_backward(
         &self,
@@ -223,7 +239,7 @@ impl Device for Cpu {
         du: ViewMut<'_, Self>,
     ) {
         elementwise::activation_backward(
-            self.isa,
+            self.arithmetic.isa,
             u.slice(),
             width,
             kind,
@@ -241,7 +257,7 @@ impl Device for Cpu {
         y: ViewMut<'_, Self>,
         log_sum: ViewMut<'_, Self>,
     ) {
-        attention::forward(self.isa, x, bias.map(View::slice), shape, y.slice(), log_sum.slice());
+        attention::forward(self.arithmetic, x, bias.map(View::slice), shape, y.slice(), log_sum.slice());
     }
     fn attention_backward(
         &self,
@@ -255,7 +271,7 @@ impl Device for Cpu {
         dbias: Option<ViewMut<'_, Self>>,
     ) {
         attention::backward(
-            self.isa,
+            self.arithmetic,
             x,
             bias.map(View::slice),
             shape,
@@ -274,7 +290,7 @@ impl Device for Cpu {
         width: usize,
         y: ViewMut<'_, Self>,
     ) {
-        state_attention::expand(self.isa, x.slice(), weight.slice(), heads, width, y.slice());
+        state_attention::expand(self.arithmetic, x.slice(), weight.slice(), heads, width, y.slice());
     }
     fn heads_reduce(
         &self,
@@ -284,7 +300,7 @@ impl Device for Cpu {
         width: usize,
         y: ViewMut<'_, Self>,
     ) {
-        state_attention::reduce(self.isa, x.slice(), weight.slice(), heads, width, y.slice());
+        state_attention::reduce(self.arithmetic, x.slice(), weight.slice(), heads, width, y.slice());
     }
     fn heads_gradient(
         &self,
@@ -294,7 +310,14 @@ impl Device for Cpu {
         width: usize,
         dweight: ViewMut<'_, Self>,
     ) {
-        state_attention::weight_gradient(self.isa, x.slice(), c.slice(), heads, width, dweight.slice());
+        state_attention::weight_gradient(
+            self.arithmetic,
+            x.slice(),
+            c.slice(),
+            heads,
+            width,
+            dweight.slice(),
+        );
     }
     fn state_attention(
         &self,
@@ -308,7 +331,7 @@ impl Device for Cpu {
     ) {
         let bias = bias.map(View::slice);
         let (u, states) = (u.slice(), states.slice());
-        state_attention::forward(self.isa, u, states, width, bias, shape, c.slice(), log_sum.slice());
+        state_attention::forward(self.arithmetic, u, states, width, bias, shape, c.slice(), log_sum.slice());
     }
     fn state_attention_backward(
         &self,
@@ -325,7 +348,7 @@ impl Device for Cpu {
         dbias: Option<ViewMut<'_, Self>>,
     ) {
         state_attention::backward(
-            self.isa,
+            self.arithmetic,
             u.slice(),
             states.slice(),
             width,
@@ -346,7 +369,7 @@ impl Device for Cpu {
         losses: ViewMut<'_, Self>,
         log_sum: ViewMut<'_, Self>,
     ) {
-        loss::cross_entropy(self.isa, logits.slice(), labels, losses.slice(), log_sum.slice());
+        loss::cross_entropy(self.arithmetic.isa, logits.slice(), labels, losses.slice(), log_sum.slice());
     }
     fn cross_entropy_backward(
         &self,
@@ -355,7 +378,13 @@ impl Device for Cpu {
         log_sum: View<'_, Self>,
         scale: f64,
     ) {
-        loss::cross_entropy_backward(self.isa, logits.slice(), labels, log_sum.slice(), scale as f32);
+        loss::cross_entropy_backward(
+            self.arithmetic.isa,
+            logits.slice(),
+            labels,
+            log_sum.slice(),
+            scale as f32,
+        );
     }
     fn argmax(&self, x: View<'_, Self>, width: usize) -> Vec<u32> {
         loss::argmax(x.slice(), width)
@@ -369,6 +398,6 @@ impl Device for Cpu {
         step: AdamStep,
     ) {
         let (p, m, v) = (parameters.slice(), first.slice(), second.slice());
-        optimizer::adam(self.isa, p, gradients.slice(), m, v, step);
+        optimizer::adam(self.arithmetic.isa, p, gradients.slice(), m, v, step);
     }
 }

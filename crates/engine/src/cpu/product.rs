@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::Cpu;
-use super::lanes::{Isa, Lanes};
+use super::lanes::{Arithmetic, Isa, Lanes, Precision, kernel};
 use super::pool::ask_for_huge_pages;
 use crate::device::Matrix;
 
@@ -89,10 +89,17 @@ thread_local! {
 }
 
 /// `c = a b` or `c += a b`; `c` has rows of `stride` elements, of which the first `b.columns` are written.
-pub(super) fn product(isa: Isa, a: Operand, b: Operand, c: &mut [f32], stride: usize, accumulate: bool) {
+pub(super) fn product(
+    how: Arithmetic,
+    a: Operand,
+    b: Operand,
+    c: &mut [f32],
+    stride: usize,
+    accumulate: bool,
+) {
     debug_assert!(a.rows == 0 || c.len() >= (a.rows - 1) * stride + b.columns);
     // SAFETY: the operands lie within their slices (checked where they are made), `c` is exclusive.
-    unsafe { product_raw(isa, a, b, c.as_mut_ptr(), stride, accumulate) }
+    unsafe { product_raw(how, a, b, c.as_mut_ptr(), stride, accumulate) }
 }
 
 /// As [`product`], into memory that others may write elsewhere.
@@ -100,7 +107,7 @@ pub(super) fn product(isa: Isa, a: Operand, b: Operand, c: &mut [f32], stride: u
 /// # Safety
 /// The operands and the `a.rows x b.columns` elements of `c` are valid, and no one else touches the latter.
 pub(super) unsafe fn product_raw(
-    isa: Isa,
+    how: Arithmetic,
     a: Operand,
     b: Operand,
     c: *mut f32,
@@ -109,16 +116,22 @@ pub(super) unsafe fn product_raw(
 ) {
     let c = Target(c);
     #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Amx && super::product_amx::gains(a.rows, b.columns, a.columns) {
-        return unsafe { super::product_amx::run(a, b, c, stride, accumulate) };
+    if how.isa == Isa::Amx && super::product_amx::gains(a.rows, b.columns, a.columns) {
+        return unsafe {
+            match how.precision {
+                Precision::F32 => super::product_amx::run::<3>(a, b, c, stride, accumulate),
+                Precision::Bf16 => super::product_amx::run::<1>(a, b, c, stride, accumulate),
+            }
+        };
     }
+    let bf16 = how.precision == Precision::Bf16;
     unsafe {
-        match isa {
+        match how.isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::Avx512 => run::<__m512, 14, 2>(avx512_panels, a, b, c, stride, accumulate),
+            Isa::Amx | Isa::Avx512 => run::<__m512, 14, 2>(avx512_panels, a, b, bf16, c, stride, accumulate),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => run::<__m256, 6, 2>(avx2_panels, a, b, c, stride, accumulate),
-            _ => run::<[f32; 4], 4, 2>(portable_panels, a, b, c, stride, accumulate),
+            Isa::Avx2 => run::<__m256, 6, 2>(avx2_panels, a, b, bf16, c, stride, accumulate),
+            _ => run::<[f32; 4], 4, 2>(portable_panels, a, b, bf16, c, stride, accumulate),
         }
     }
 }
@@ -131,7 +144,7 @@ struct Part {
     j1: usize,
 }
 
-type Panels = unsafe fn(Operand, Operand, Packed, Target, usize, bool, Part);
+type Panels = unsafe fn(Operand, Operand, bool, Packed, Target, usize, bool, Part);
 
 /// The right operand, packed (all panels of a depth block one after the other), or to be packed by each part.
 #[derive(Clone, Copy)]
@@ -144,6 +157,7 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
     panels: Panels,
     a: Operand,
     b: Operand,
+    bf16: bool,
     c: Target,
     stride: usize,
     accumulate: bool,
@@ -165,7 +179,7 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
     let threads = if m * n * k < SERIAL { 1 } else { rayon::current_num_threads() };
     let whole = Part { i0: 0, i1: m, j0: 0, j1: np };
     if threads == 1 && m <= MC {
-        return unsafe { panels(a, b, Packed::Each, c, stride, accumulate, whole) };
+        return unsafe { panels(a, b, bf16, Packed::Each, c, stride, accumulate, whole) };
     }
     // Cut rows into blocks of at most MC, as even as MR allows; few rows are cut by columns too, then each part packs its own panels.
     let blocks = m.div_ceil(MC).next_multiple_of(if m >= threads * MR { threads } else { 1 });
@@ -180,7 +194,7 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
         (0..cuts)
             .into_par_iter()
             .with_max_len(1)
-            .for_each(|t| unsafe { panels(a, b, Packed::Each, c, stride, accumulate, parts(t)) });
+            .for_each(|t| unsafe { panels(a, b, bf16, Packed::Each, c, stride, accumulate, parts(t)) });
         return;
     }
     let mut storage = RIGHT.take();
@@ -188,14 +202,14 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
     let chunks = (2 * threads).min(np);
     let pack_all = |t: usize| unsafe {
         for j in np * t / chunks..np * (t + 1) / chunks {
-            pack_panel_of(isa_of::<L>(), b, j * nr, nr, packed.at(0), np);
+            pack_panel_of(isa_of::<L>(), b, bf16, j * nr, nr, packed.at(0), np);
         }
     };
     (0..chunks).into_par_iter().with_max_len(1).for_each(pack_all);
     (0..blocks * cuts)
         .into_par_iter()
         .with_max_len(1)
-        .for_each(|t| unsafe { panels(a, b, Packed::Whole(packed), c, stride, accumulate, parts(t)) });
+        .for_each(|t| unsafe { panels(a, b, bf16, Packed::Whole(packed), c, stride, accumulate, parts(t)) });
     RIGHT.set(storage);
 }
 
@@ -208,14 +222,14 @@ fn isa_of<L: Lanes>() -> Isa {
 }
 
 /// Packs columns `[j, j + nr)` of `b`, all depth blocks, into their places in the whole packed operand of `np` panels.
-unsafe fn pack_panel_of(isa: Isa, b: Operand, j: usize, nr: usize, d: *mut f32, np: usize) {
+unsafe fn pack_panel_of(isa: Isa, b: Operand, bf16: bool, j: usize, nr: usize, d: *mut f32, np: usize) {
     let width = nr.min(b.columns - j);
     for p in (0..b.rows).step_by(KC) {
         let depth = KC.min(b.rows - p);
         unsafe {
             let source = b.data.add(p * b.row + j * b.column);
             let target = d.add(p * np * nr + j * depth);
-            pack(isa, source, b.column, b.row, width, depth, target, nr);
+            pack(isa, bf16, source, b.column, b.row, width, depth, target, nr);
         }
     }
 }
@@ -227,8 +241,39 @@ unsafe fn copy_rows<const W: usize>(s: *const f32, along: usize, depth: usize, d
     }
 }
 
-/// `d[k * width + i] = s[i * vector + k * along]` for `vectors` vectors; the rest of `width` is zero.
+kernel! {
+    /// Rounds to the nearest bf16, ties to even; what is not a number stays none.
+    fn round_to_bf16(x: &mut [f32]) {
+        for x in x {
+            let bits = x.to_bits();
+            let near = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+            *x = f32::from_bits(if x.is_nan() { bits | 0x0040_0000 } else { near } & 0xffff_0000);
+        }
+    }
+}
+
+/// Packs a panel as [`pack_plain`] does, rounded where products are in bf16.
 unsafe fn pack(
+    isa: Isa,
+    bf16: bool,
+    s: *const f32,
+    vector: usize,
+    along: usize,
+    vectors: usize,
+    depth: usize,
+    d: *mut f32,
+    width: usize,
+) {
+    unsafe {
+        pack_plain(isa, s, vector, along, vectors, depth, d, width);
+        if bf16 {
+            round_to_bf16(isa, std::slice::from_raw_parts_mut(d, depth * width));
+        }
+    }
+}
+
+/// `d[k * width + i] = s[i * vector + k * along]` for `vectors` vectors; the rest of `width` is zero.
+unsafe fn pack_plain(
     isa: Isa,
     s: *const f32,
     vector: usize,
@@ -275,30 +320,50 @@ unsafe fn pack(
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
-unsafe fn avx512_panels(a: Operand, b: Operand, p: Packed, c: Target, stride: usize, acc: bool, part: Part) {
-    unsafe { panels::<__m512, 14, 2>(a, b, p, c, stride, acc, part) }
-}
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn avx2_panels(a: Operand, b: Operand, p: Packed, c: Target, stride: usize, acc: bool, part: Part) {
-    unsafe { panels::<__m256, 6, 2>(a, b, p, c, stride, acc, part) }
-}
-unsafe fn portable_panels(
+unsafe fn avx512_panels(
     a: Operand,
     b: Operand,
+    bf16: bool,
     p: Packed,
     c: Target,
     stride: usize,
     acc: bool,
     part: Part,
 ) {
-    unsafe { panels::<[f32; 4], 4, 2>(a, b, p, c, stride, acc, part) }
+    unsafe { panels::<__m512, 14, 2>(a, b, bf16, p, c, stride, acc, part) }
+}
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2_panels(
+    a: Operand,
+    b: Operand,
+    bf16: bool,
+    p: Packed,
+    c: Target,
+    stride: usize,
+    acc: bool,
+    part: Part,
+) {
+    unsafe { panels::<__m256, 6, 2>(a, b, bf16, p, c, stride, acc, part) }
+}
+unsafe fn portable_panels(
+    a: Operand,
+    b: Operand,
+    bf16: bool,
+    p: Packed,
+    c: Target,
+    stride: usize,
+    acc: bool,
+    part: Part,
+) {
+    unsafe { panels::<[f32; 4], 4, 2>(a, b, bf16, p, c, stride, acc, part) }
 }
 
 #[inline(always)]
 unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
     a: Operand,
     b: Operand,
+    bf16: bool,
     packed: Packed,
     c: Target,
     stride: usize,
@@ -325,7 +390,7 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
             unsafe {
                 let source = a.data.add(i * a.row + p * a.column);
                 let target = to.add((i - part.i0) * depth);
-                pack(isa, source, a.row, a.column, MR.min(part.i1 - i), depth, target, MR);
+                pack(isa, bf16, source, a.row, a.column, MR.min(part.i1 - i), depth, target, MR);
             }
         }
     };
@@ -350,7 +415,7 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
                         Packed::Whole(d) => d.at(p * np * nr + j * nr * depth) as *const f32,
                         Packed::Each => {
                             let source = b.data.add(p * b.row + j * nr * b.column);
-                            pack(isa, source, b.column, b.row, columns, depth, lb, nr);
+                            pack(isa, bf16, source, b.column, b.row, columns, depth, lb, nr);
                             lb
                         }
                     };

@@ -1,5 +1,6 @@
-//! The f32 matrix product on AMX tiles: every factor is cut into three bf16 parts, and six of the nine partial products are
-//! added in f32 (the technique of Henry, Tang and Heinecke, 2019; the three left out lie below f32's own rounding).
+//! The matrix product on AMX tiles. In bf16, factors are rounded to one part. In f32, every factor is cut into three bf16
+//! parts, and six of the nine partial products are added in f32 (the technique of Henry, Tang and Heinecke, 2019; the
+//! three left out lie below f32's own rounding).
 //!
 //! A part's bits are exact: `x = high + middle + low` holds for every normal x. Every element of the result is one
 //! chain of tile steps over blocks of 32 of the inner dimension, in order, so its bits depend neither on threads nor on
@@ -18,9 +19,9 @@ use super::product::{LEFT, Operand, RIGHT, SERIAL, Target, prefetch, roomy};
 const STEP: usize = 32;
 /// Rows or columns of a tile.
 const TILE: usize = 16;
-/// f32-sized words of a packed tile step: three parts of 16 x 16 pairs of bf16.
-const WORDS: usize = 3 * TILE * TILE;
-/// Tile steps of a depth block: two strips of the right operand stay in the first-level cache.
+/// f32-sized words of one part of a packed tile step: 16 x 16 pairs of bf16.
+const PART: usize = TILE * TILE;
+/// Tile steps of a depth block of three parts: two strips of the right operand stay near.
 const STEPS: usize = 8;
 /// Rows of a packed block of the left operand at most: it stays in the second-level cache.
 const ROWS: usize = 512;
@@ -79,6 +80,16 @@ fn permitted() -> bool {
     false
 }
 
+/// f32-sized words of a packed tile step.
+const fn words(parts: usize) -> usize {
+    parts * PART
+}
+
+/// Inner dimension of a depth block: as many bytes for any number of parts.
+const fn depth_block(parts: usize) -> usize {
+    STEPS * 3 / parts * STEP
+}
+
 /// Which operand a strip belongs to: its tiles hold rows of pairs, or pairs of rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
@@ -90,7 +101,13 @@ enum Side {
 ///
 /// # Safety
 /// As there; the processor has AMX and AVX-512.
-pub(super) unsafe fn run(a: Operand, b: Operand, c: Target, stride: usize, accumulate: bool) {
+pub(super) unsafe fn run<const PARTS: usize>(
+    a: Operand,
+    b: Operand,
+    c: Target,
+    stride: usize,
+    accumulate: bool,
+) {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     let threads = if m * n * k < SERIAL { 1 } else { rayon::current_num_threads() };
     let blocks = m.div_ceil(ROWS).next_multiple_of(if m >= threads * 4 * TILE { threads } else { 1 });
@@ -100,7 +117,7 @@ pub(super) unsafe fn run(a: Operand, b: Operand, c: Target, stride: usize, accum
     for j in (0..n).step_by(COLUMNS) {
         let columns = COLUMNS.min(n - j);
         let strips = columns.div_ceil(2 * TILE) * 2;
-        let packed = roomy(&mut storage, strips * k.div_ceil(STEP) * WORDS);
+        let packed = roomy(&mut storage, strips * k.div_ceil(STEP) * words(PARTS));
         let b = Operand { data: b.data.wrapping_add(j * b.column), columns, ..b };
         // Few rows are cut by columns too.
         let pairs = strips / 2;
@@ -109,16 +126,16 @@ pub(super) unsafe fn run(a: Operand, b: Operand, c: Target, stride: usize, accum
             let (i, cut) = (t / cuts, t % cuts);
             let rows = (i * rows, m.min((i + 1) * rows));
             let pairs = (pairs * cut / cuts, pairs * (cut + 1) / cuts);
-            compute(a, columns, packed, strips, Target(c.at(j)), stride, accumulate, rows, pairs);
+            compute::<PARTS>(a, columns, packed, strips, Target(c.at(j)), stride, accumulate, rows, pairs);
         };
         if threads == 1 {
-            unsafe { pack_right(b, packed, strips, 0, strips) };
+            unsafe { pack_right::<PARTS>(b, packed, strips, 0, strips) };
             (0..blocks * cuts).for_each(part);
             continue;
         }
         let chunks = (2 * threads).min(strips);
         (0..chunks).into_par_iter().with_max_len(1).for_each(|t| unsafe {
-            pack_right(b, packed, strips, strips * t / chunks, strips * (t + 1) / chunks)
+            pack_right::<PARTS>(b, packed, strips, strips * t / chunks, strips * (t + 1) / chunks)
         });
         (0..blocks * cuts).into_par_iter().with_max_len(1).for_each(part);
     }
@@ -127,22 +144,22 @@ pub(super) unsafe fn run(a: Operand, b: Operand, c: Target, stride: usize, accum
 
 /// Packs strips `[s0, s1)` of the right operand: depth blocks one after the other, in each all strips.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
-unsafe fn pack_right(b: Operand, d: Target, strips: usize, s0: usize, s1: usize) {
-    for k in (0..b.rows).step_by(STEPS * STEP) {
-        let depth = (STEPS * STEP).min(b.rows - k);
+unsafe fn pack_right<const PARTS: usize>(b: Operand, d: Target, strips: usize, s0: usize, s1: usize) {
+    for k in (0..b.rows).step_by(depth_block(PARTS)) {
+        let depth = depth_block(PARTS).min(b.rows - k);
         let steps = depth.div_ceil(STEP);
         for s in s0..s1 {
             let width = b.columns.saturating_sub(s * TILE).min(TILE);
             let source = b.data.wrapping_add(k * b.row + s * TILE * b.column);
-            let target = d.at((k / STEP * strips + s * steps) * WORDS);
-            unsafe { pack_strip(Side::Right, source, b.column, b.row, width, depth, target) };
+            let target = d.at((k / STEP * strips + s * steps) * words(PARTS));
+            unsafe { pack_strip::<PARTS>(Side::Right, source, b.column, b.row, width, depth, target) };
         }
     }
 }
 
 /// Rows `[rows.0, rows.1)` by the pairs of strips `[pairs.0, pairs.1)` of the result.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
-unsafe fn compute(
+unsafe fn compute<const PARTS: usize>(
     a: Operand,
     columns: usize,
     packed: Target,
@@ -155,26 +172,29 @@ unsafe fn compute(
 ) {
     let height = rows.1 - rows.0;
     let mut storage = LEFT.take();
-    let left = roomy(&mut storage, height.next_multiple_of(2 * TILE) / TILE * STEPS * WORDS);
+    let left = roomy(
+        &mut storage,
+        height.next_multiple_of(2 * TILE) / TILE * depth_block(PARTS) / STEP * words(PARTS),
+    );
     unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIGURATION, options(nostack, readonly)) };
     let mut edge = [0f32; 4 * TILE * TILE];
-    for k in (0..a.columns).step_by(STEPS * STEP) {
-        let depth = (STEPS * STEP).min(a.columns - k);
+    for k in (0..a.columns).step_by(depth_block(PARTS)) {
+        let depth = depth_block(PARTS).min(a.columns - k);
         let steps = depth.div_ceil(STEP);
         for s in 0..height.div_ceil(2 * TILE) * 2 {
             let i = rows.0 + s * TILE;
             let width = rows.1.saturating_sub(i).min(TILE);
             let source = a.data.wrapping_add(i * a.row + k * a.column);
-            let target = left.at(s * steps * WORDS);
-            unsafe { pack_strip(Side::Left, source, a.row, a.column, width, depth, target) };
+            let target = left.at(s * steps * words(PARTS));
+            unsafe { pack_strip::<PARTS>(Side::Left, source, a.row, a.column, width, depth, target) };
         }
         let fresh = k == 0 && !accumulate;
         for j in pairs.0..pairs.1 {
-            let right = packed.at((k / STEP * strips + 2 * j * steps) * WORDS);
+            let right = packed.at((k / STEP * strips + 2 * j * steps) * words(PARTS));
             let width = (columns - j * 2 * TILE).min(2 * TILE);
             for i in (0..height).step_by(2 * TILE) {
                 let lines = (height - i).min(2 * TILE);
-                let block = left.at(i / TILE * steps * WORDS);
+                let block = left.at(i / TILE * steps * words(PARTS));
                 let target = c.at((rows.0 + i) * stride + j * 2 * TILE);
                 // The next tiles' part of the result comes from far away; it is asked for while these compute.
                 for x in 2 * TILE..(4 * TILE).min(height - i) {
@@ -183,7 +203,7 @@ unsafe fn compute(
                 }
                 unsafe {
                     if (lines, width) == (2 * TILE, 2 * TILE) {
-                        tiles(steps, block, right, target, stride, fresh);
+                        tiles::<PARTS>(steps, block, right, target, stride, fresh);
                         continue;
                     }
                     // Over the border: computed whole beside, its valid part copied.
@@ -194,7 +214,7 @@ unsafe fn compute(
                             std::ptr::copy_nonoverlapping(from, beside.add(x * 2 * TILE), width);
                         }
                     }
-                    tiles(steps, block, right, beside, 2 * TILE, fresh);
+                    tiles::<PARTS>(steps, block, right, beside, 2 * TILE, fresh);
                     for x in 0..lines {
                         let to = target.add(x * stride);
                         std::ptr::copy_nonoverlapping(beside.add(x * 2 * TILE), to, width);
@@ -210,7 +230,7 @@ unsafe fn compute(
 /// Packs one strip of up to 16 vectors: vector i, inner index k at `s + i * vector + k * along`. A tile step holds the parts low,
 /// middle, high; its pairs are inner indices 16 apart, so that packing needs no shuffle. What is over is zero.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
-unsafe fn pack_strip(
+unsafe fn pack_strip<const PARTS: usize>(
     side: Side,
     s: *const f32,
     vector: usize,
@@ -241,7 +261,7 @@ unsafe fn pack_strip(
                 }
             }
         });
-        let tile = d.wrapping_add(k / STEP * WORDS) as *mut __m512i;
+        let tile = d.wrapping_add(k / STEP * words(PARTS)) as *mut __m512i;
         for line in 0..TILE {
             let x: [__m512; 2] = std::array::from_fn(|half| {
                 let (first, distance, lines, valid) = halves[half];
@@ -252,6 +272,10 @@ unsafe fn pack_strip(
                     _mm512_setzero_ps()
                 }
             });
+            if PARTS == 1 {
+                unsafe { _mm512_store_si512(tile.add(line), rounded(x)) };
+                continue;
+            }
             let [high, middle, low] = cut(x);
             unsafe {
                 _mm512_store_si512(tile.add(line), low);
@@ -280,13 +304,38 @@ fn cut(x: [__m512; 2]) -> [__m512i; 3] {
     [pair(high[0], high[1]), pair(middle[0], middle[1]), pair(low[0], low[1])]
 }
 
+/// Two vectors rounded to the nearest bf16, ties to even, as pairs.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
+fn rounded(x: [__m512; 2]) -> __m512i {
+    let [first, second] = x.map(|x| {
+        let bits = _mm512_castps_si512(x);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let near = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        _mm512_mask_or_epi32(near, nan, bits, _mm512_set1_epi32(0x0040_0000))
+    });
+    let mask = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+    _mm512_or_si512(_mm512_srli_epi32::<16>(first), _mm512_and_si512(second, mask))
+}
+
 /// 32 x 32 elements of the result over `steps` tile steps; the small partial products of a step come first.
 ///
 /// # Safety
 /// Two packed strips each in `a` and `b`; 32 rows of 32 elements, `stride` apart, in `c`; the tiles are configured.
 #[inline]
-unsafe fn tiles(steps: usize, a: *const f32, b: *const f32, c: *mut f32, stride: usize, fresh: bool) {
-    let strip = steps * WORDS;
+unsafe fn tiles<const PARTS: usize>(
+    steps: usize,
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    stride: usize,
+    fresh: bool,
+) {
+    let strip = steps * words(PARTS);
+    if PARTS == 1 {
+        return unsafe { tiles_of_one_part(steps, a, b, c, stride, fresh) };
+    }
     unsafe {
         asm!(
             "test {fresh:e}, {fresh:e}",
@@ -350,6 +399,67 @@ unsafe fn tiles(steps: usize, a: *const f32, b: *const f32, c: *mut f32, stride:
             "add {a2}, 3072",
             "add {b}, 3072",
             "add {b2}, 3072",
+            "dec {steps}",
+            "jnz 3b",
+            "tilestored [{c} + {cs}*1], tmm0",
+            "tilestored [{c} + {cs}*1 + 64], tmm1",
+            "tilestored [{c2} + {cs}*1], tmm2",
+            "tilestored [{c2} + {cs}*1 + 64], tmm3",
+            fresh = in(reg) fresh as u32,
+            c = in(reg) c,
+            c2 = in(reg) c.add(TILE * stride),
+            cs = in(reg) stride * 4,
+            a = inout(reg) a => _,
+            a2 = inout(reg) a.add(strip) => _,
+            b = inout(reg) b => _,
+            b2 = inout(reg) b.add(strip) => _,
+            line = in(reg) 64usize,
+            steps = inout(reg) steps => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        );
+    }
+}
+
+/// As [`tiles`], for factors of one part.
+#[inline]
+unsafe fn tiles_of_one_part(
+    steps: usize,
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    stride: usize,
+    fresh: bool,
+) {
+    let strip = steps * words(1);
+    unsafe {
+        asm!(
+            "test {fresh:e}, {fresh:e}",
+            "jnz 2f",
+            "tileloadd tmm0, [{c} + {cs}*1]",
+            "tileloadd tmm1, [{c} + {cs}*1 + 64]",
+            "tileloadd tmm2, [{c2} + {cs}*1]",
+            "tileloadd tmm3, [{c2} + {cs}*1 + 64]",
+            "jmp 3f",
+            "2:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "3:",
+            "tileloadd tmm4, [{a} + {line}*1]",
+            "tileloadd tmm6, [{b} + {line}*1]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{b2} + {line}*1]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{a2} + {line}*1]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, 1024",
+            "add {a2}, 1024",
+            "add {b}, 1024",
+            "add {b2}, 1024",
             "dec {steps}",
             "jnz 3b",
             "tilestored [{c} + {cs}*1], tmm0",

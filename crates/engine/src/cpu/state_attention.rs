@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::attention_rows::{Bias, dot_row, drop_row, scale_row, slope_row, softmax_row, weights_row};
-use super::lanes::Isa;
+use super::lanes::Arithmetic;
 use super::product::{Operand, product, product_raw};
 use crate::device::{AttentionShape, Span};
 
@@ -34,7 +34,7 @@ fn operand(x: &[f32], start: usize, rows: usize, columns: usize, stride: usize) 
 }
 
 /// `y_h = x_h W_h`: `[rows, heads * dim]` to `[rows, heads * width]`.
-pub(super) fn expand(isa: Isa, x: &[f32], weight: &[f32], heads: usize, width: usize, y: &mut [f32]) {
+pub(super) fn expand(how: Arithmetic, x: &[f32], weight: &[f32], heads: usize, width: usize, y: &mut [f32]) {
     let dim = weight.len() / width / heads;
     let rows = x.len() / (heads * dim);
     assert_eq!(y.len(), rows * heads * width);
@@ -45,12 +45,12 @@ pub(super) fn expand(isa: Isa, x: &[f32], weight: &[f32], heads: usize, width: u
             operand(weight, h * dim * width, dim, width, width),
         );
         // SAFETY: this head's columns of `y`.
-        unsafe { product_raw(isa, a, b, y.at(h * width), heads * width, false) }
+        unsafe { product_raw(how, a, b, y.at(h * width), heads * width, false) }
     });
 }
 
 /// `y_h = x_h W_h^T`: `[rows, heads * width]` to `[rows, heads * dim]`.
-pub(super) fn reduce(isa: Isa, x: &[f32], weight: &[f32], heads: usize, width: usize, y: &mut [f32]) {
+pub(super) fn reduce(how: Arithmetic, x: &[f32], weight: &[f32], heads: usize, width: usize, y: &mut [f32]) {
     let dim = weight.len() / width / heads;
     let rows = x.len() / (heads * width);
     assert_eq!(y.len(), rows * heads * dim);
@@ -59,13 +59,13 @@ pub(super) fn reduce(isa: Isa, x: &[f32], weight: &[f32], heads: usize, width: u
         let a = operand(x, h * width, rows, width, heads * width);
         let b = operand(weight, h * dim * width, dim, width, width).t();
         // SAFETY: this head's columns of `y`.
-        unsafe { product_raw(isa, a, b, y.at(h * dim), heads * dim, false) }
+        unsafe { product_raw(how, a, b, y.at(h * dim), heads * dim, false) }
     });
 }
 
 /// `dW_h += x_h^T c_h`.
 pub(super) fn weight_gradient(
-    isa: Isa,
+    how: Arithmetic,
     x: &[f32],
     c: &[f32],
     heads: usize,
@@ -77,7 +77,7 @@ pub(super) fn weight_gradient(
     assert_eq!(c.len(), rows * heads * width);
     dweight.par_chunks_mut(dim * width).enumerate().for_each(|(h, dw)| {
         let a = operand(x, h * dim, rows, dim, heads * dim).t();
-        product(isa, a, operand(c, h * width, rows, width, heads * width), dw, width, true);
+        product(how, a, operand(c, h * width, rows, width, heads * width), dw, width, true);
     });
 }
 
@@ -110,7 +110,7 @@ fn block(heads: usize) -> usize {
 
 /// `c = dropout(softmax(scale u states^T + bias)) states` for every row of every question.
 pub(super) fn forward(
-    isa: Isa,
+    how: Arithmetic,
     u: &[f32],
     states: &[f32],
     width: usize,
@@ -133,17 +133,17 @@ pub(super) fn forward(
             let rows = block(heads).min(qs.len() - i0) * heads;
             let first = (qs.start as usize + i0) * heads;
             s.resize(s.len().max(rows * n), 0.0);
-            product(isa, operand(u, first * width, rows, width, width), keys.t(), &mut s, n, false);
+            product(how, operand(u, first * width, rows, width, width), keys.t(), &mut s, n, false);
             for (r, row) in s.chunks_exact_mut(n.max(1)).take(rows).enumerate() {
-                biases[r % heads].apply(isa, i0 + r / heads, shape.scale as f32, row);
+                biases[r % heads].apply(how.isa, i0 + r / heads, shape.scale as f32, row);
                 // SAFETY: this question's rows.
-                unsafe { *log_sum.at(first + r) = softmax_row(isa, row) };
+                unsafe { *log_sum.at(first + r) = softmax_row(how.isa, row) };
                 if let Some(d) = shape.dropout {
-                    drop_row(isa, row, d.row(first + r), d.threshold, d.scale);
+                    drop_row(how.isa, row, d.row(first + r), d.threshold, d.scale);
                 }
             }
             // SAFETY: as above.
-            unsafe { product_raw(isa, operand(&s, 0, rows, n, n), keys, c.at(first * width), width, false) };
+            unsafe { product_raw(how, operand(&s, 0, rows, n, n), keys, c.at(first * width), width, false) };
         }
         SCRATCH.set((s, other));
     });
@@ -151,7 +151,7 @@ pub(super) fn forward(
 
 /// Backward of [`forward`]: `du = ...`, `dstates += ...`, `dbias += ...`.
 pub(super) fn backward(
-    isa: Isa,
+    how: Arithmetic,
     u: &[f32],
     states: &[f32],
     width: usize,
@@ -185,32 +185,32 @@ pub(super) fn backward(
                 p.resize(p.len().max(rows * n), 0.0);
                 dp.resize(dp.len().max(rows * n), 0.0);
                 let own = |x| operand(x, first * width, rows, width, width);
-                product(isa, own(u), keys.t(), &mut p, n, false);
-                product(isa, own(dc), keys.t(), &mut dp, n, false);
+                product(how, own(u), keys.t(), &mut p, n, false);
+                product(how, own(dc), keys.t(), &mut dp, n, false);
                 let pairs = p.chunks_exact_mut(n.max(1)).zip(dp.chunks_exact_mut(n.max(1)));
                 for (r, (p, dp)) in pairs.take(rows).enumerate() {
                     let at = (first + r) * width;
                     let bias = &mut biases[r % heads];
-                    bias.apply(isa, i0 + r / heads, shape.scale as f32, p);
-                    weights_row(isa, p, log_sum[first + r]);
-                    let delta = dot_row(isa, &c[at..at + width], &dc[at..at + width]);
+                    bias.apply(how.isa, i0 + r / heads, shape.scale as f32, p);
+                    weights_row(how.isa, p, log_sum[first + r]);
+                    let delta = dot_row(how.isa, &c[at..at + width], &dc[at..at + width]);
                     let key = shape.dropout.map(|d| (d.row(first + r), d));
                     if let Some((key, d)) = key {
-                        drop_row(isa, dp, key, d.threshold, d.scale);
+                        drop_row(how.isa, dp, key, d.threshold, d.scale);
                     }
-                    slope_row(isa, p, dp, delta);
-                    bias.collect(isa, i0 + r / heads, dp);
-                    scale_row(isa, dp, shape.scale as f32);
+                    slope_row(how.isa, p, dp, delta);
+                    bias.collect(how.isa, i0 + r / heads, dp);
+                    scale_row(how.isa, dp, shape.scale as f32);
                     if let Some((key, d)) = key {
-                        drop_row(isa, p, key, d.threshold, d.scale);
+                        drop_row(how.isa, p, key, d.threshold, d.scale);
                     }
                 }
                 let (weights, slopes) = (operand(&p, 0, rows, n, n), operand(&dp, 0, rows, n, n));
                 // SAFETY: this question's rows; spans of keys do not overlap.
                 unsafe {
-                    product_raw(isa, weights.t(), own(dc), dkeys, width, true);
-                    product_raw(isa, slopes.t(), own(u), dkeys, width, true);
-                    product_raw(isa, slopes, keys, du.at(first * width), width, false);
+                    product_raw(how, weights.t(), own(dc), dkeys, width, true);
+                    product_raw(how, slopes.t(), own(u), dkeys, width, true);
+                    product_raw(how, slopes, keys, du.at(first * width), width, false);
                 }
             }
             SCRATCH.set((p, dp));
