@@ -61,6 +61,8 @@ pub struct BenchOptions {
     pub text_maxlength: usize,
     /// Threads of the device, for the report.
     pub threads: usize,
+    /// Whether the device's products are in bf16, for the report.
+    pub bf16: bool,
 }
 
 /// What was measured. Names are those of the peer's script.
@@ -76,7 +78,7 @@ pub struct BenchReport {
     pub questions: usize,
     /// Passages a question.
     pub passages: usize,
-    /// Whether products are in bfloat16; always false.
+    /// Whether the factors of products are rounded to bf16.
     pub bf16: bool,
     /// Whether encoder layers were computed again.
     pub recompute: bool,
@@ -163,7 +165,7 @@ pub fn bench_reader<D: RankDevice>(
         size: o.size.clone(),
         questions: o.questions,
         passages: o.passages,
-        bf16: false,
+        bf16: o.bf16,
         recompute: o.recompute,
         threads: o.threads,
         seconds_per_step: rounded(median(&times), 3),

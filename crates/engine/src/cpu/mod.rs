@@ -12,6 +12,7 @@ mod loss;
 pub mod math;
 mod norm;
 mod optimizer;
+mod packing;
 mod pool;
 mod product;
 #[cfg(target_arch = "x86_64")]

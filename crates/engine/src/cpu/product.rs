@@ -12,12 +12,13 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::Cpu;
-use super::lanes::{Arithmetic, Isa, Lanes, Precision, kernel};
+use super::lanes::{Arithmetic, Isa, Lanes, Precision};
+use super::packing::{pack, pack_panel_of};
 use super::pool::ask_for_huge_pages;
 use crate::device::Matrix;
 
 /// Depth of a packed block.
-const KC: usize = 384;
+pub(super) const KC: usize = 384;
 /// Rows of a packed block of the left operand, about.
 const MC: usize = 168;
 /// Panels of the right operand whose part of the result is finished before the next are begun.
@@ -218,103 +219,6 @@ fn isa_of<L: Lanes>() -> Isa {
         16 => Isa::Avx512,
         8 => Isa::Avx2,
         _ => Isa::Portable,
-    }
-}
-
-/// Packs columns `[j, j + nr)` of `b`, all depth blocks, into their places in the whole packed operand of `np` panels.
-unsafe fn pack_panel_of(isa: Isa, b: Operand, bf16: bool, j: usize, nr: usize, d: *mut f32, np: usize) {
-    let width = nr.min(b.columns - j);
-    for p in (0..b.rows).step_by(KC) {
-        let depth = KC.min(b.rows - p);
-        unsafe {
-            let source = b.data.add(p * b.row + j * b.column);
-            let target = d.add(p * np * nr + j * depth);
-            pack(isa, bf16, source, b.column, b.row, width, depth, target, nr);
-        }
-    }
-}
-
-/// Rows of a known width, so that a copy is a few moves and not a call.
-unsafe fn copy_rows<const W: usize>(s: *const f32, along: usize, depth: usize, d: *mut f32) {
-    for k in 0..depth {
-        unsafe { *(d.add(k * W) as *mut [f32; W]) = *(s.add(k * along) as *const [f32; W]) };
-    }
-}
-
-kernel! {
-    /// Rounds to the nearest bf16, ties to even; what is not a number stays none.
-    fn round_to_bf16(x: &mut [f32]) {
-        for x in x {
-            let bits = x.to_bits();
-            let near = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-            *x = f32::from_bits(if x.is_nan() { bits | 0x0040_0000 } else { near } & 0xffff_0000);
-        }
-    }
-}
-
-/// Packs a panel as [`pack_plain`] does, rounded where products are in bf16.
-unsafe fn pack(
-    isa: Isa,
-    bf16: bool,
-    s: *const f32,
-    vector: usize,
-    along: usize,
-    vectors: usize,
-    depth: usize,
-    d: *mut f32,
-    width: usize,
-) {
-    unsafe {
-        pack_plain(isa, s, vector, along, vectors, depth, d, width);
-        if bf16 {
-            round_to_bf16(isa, std::slice::from_raw_parts_mut(d, depth * width));
-        }
-    }
-}
-
-/// `d[k * width + i] = s[i * vector + k * along]` for `vectors` vectors; the rest of `width` is zero.
-unsafe fn pack_plain(
-    isa: Isa,
-    s: *const f32,
-    vector: usize,
-    along: usize,
-    vectors: usize,
-    depth: usize,
-    d: *mut f32,
-    width: usize,
-) {
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512dq")]
-    unsafe fn transpose512(s: *const f32, t: usize, v: usize, k: usize, d: *mut f32, w: usize) {
-        unsafe { <__m512 as Lanes>::transpose(s, t, v, k, d, w) }
-    }
-    unsafe {
-        if vectors < width {
-            for k in 0..depth {
-                std::slice::from_raw_parts_mut(d.add(k * width + vectors), width - vectors).fill(0.0);
-            }
-        }
-        if vector == 1 {
-            return match (vectors == width, width) {
-                (true, 32) => copy_rows::<32>(s, along, depth, d),
-                (true, 16) => copy_rows::<16>(s, along, depth, d),
-                (true, 14) => copy_rows::<14>(s, along, depth, d),
-                (true, 8) => copy_rows::<8>(s, along, depth, d),
-                (true, 6) => copy_rows::<6>(s, along, depth, d),
-                (true, 4) => copy_rows::<4>(s, along, depth, d),
-                _ => {
-                    for k in 0..depth {
-                        std::ptr::copy_nonoverlapping(s.add(k * along), d.add(k * width), vectors);
-                    }
-                }
-            };
-        }
-        debug_assert_eq!(along, 1);
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::Avx512 => transpose512(s, vector, vectors, depth, d, width),
-            _ => <[f32; 4] as Lanes>::transpose(s, vector, vectors, depth, d, width),
-        }
     }
 }
 
