@@ -1,0 +1,175 @@
+//! Ends of a training on several ranks: signals to one of them, ranks that fail or are killed, and ranks that were not
+//! started alike. Never a hang, never half a checkpoint, and always a reason.
+
+mod ranks_support;
+mod support;
+
+use rustix::process::Signal;
+
+use ranks_support::*;
+use support::*;
+
+const LONG: [&str; 4] = ["--total_steps", "40", "--save_freq", "1000"];
+
+#[test]
+fn a_signal_to_one_rank_ends_all_at_one_boundary() {
+    let place = Place::new();
+    let whole = train(&place, "whole", 1, &["--total_steps", "40"]);
+    let run = place.run_dir("told");
+    // The second time there is no time left: the update at work is dropped by all.
+    for (start, signal, code, grace) in
+        [(1, Signal::USR1, 75, "30"), (2, Signal::TERM, 75, "0"), (3, Signal::INT, 130, "30")]
+    {
+        let mut ranks = train(&place, "told", 2, &[&LONG[..], &["--grace_seconds", grace]].concat());
+        assert!(ranks.wait_for(|| updates_of(&run, start) >= 4), "{}", ranks.talk());
+        send(&ranks.children[1], signal);
+        let ends = ranks.finish();
+        assert_eq!(codes(&ends), [Some(code); 2], "{}{}", ends[0].stderr, ends[1].stderr);
+        let last = losses(&run).last().unwrap().0;
+        assert_eq!(link(&run, "latest"), format!("step-{last}"), "every logged update is saved");
+        assert_eq!(checkpoints(&run).len(), start);
+    }
+    train(&place, "told", 4, &LONG).succeed();
+    whole.succeed();
+    let whole = place.run_dir("whole");
+    assert_eq!(losses(&run), losses(&whole));
+    assert!(bits(&run, "step-40") == bits(&whole, "step-40"), "parameters and moments differ");
+}
+
+#[test]
+fn an_interrupted_evaluation_is_left_by_all() {
+    let place = Place::new();
+    place.write("many.jsonl", &questions(1_000));
+    let many = place.path("many.jsonl");
+    let flags = ["--eval_data", many.to_str().unwrap(), "--eval_freq", "4", "--total_steps", "4"];
+    let run = place.run_dir("asked");
+    let mut ranks = train(&place, "asked", 2, &flags);
+    assert!(ranks.wait_for(|| losses(&run).len() == 4), "{}", ranks.talk());
+    send(&ranks.children[1], Signal::TERM);
+    let ends = ranks.finish();
+    assert_eq!(codes(&ends), [Some(75); 2], "{}{}", ends[0].stderr, ends[1].stderr);
+    assert_eq!(events(&run, "eval"), [0u64; 0]);
+    place.write("many.jsonl", &questions(40));
+    train(&place, "asked", 2, &flags).succeed();
+    assert_eq!(events(&run, "eval"), [4]);
+    // One rank measures the same.
+    train(&place, "one", 1, &flags).succeed();
+    let score = |name: &str| {
+        let lines = metrics(&place.run_dir(name));
+        let eval = lines.iter().find(|l| l.get("event").is_some_and(|e| e == "eval")).unwrap();
+        (eval["exact_match"].as_f64().unwrap().to_bits(), eval["f1"].as_f64().unwrap().to_bits())
+    };
+    assert_eq!(score("asked"), score("one"));
+    assert_eq!(link(&run, "best_dev"), "step-4");
+}
+
+#[test]
+fn a_rank_0_that_fails_or_dies_ends_the_others() {
+    let place = Place::new();
+    let run = place.run_dir("a");
+    let mut ranks = train(&place, "a", 2, &["--total_steps", "4000", "--save_freq", "10"]);
+    assert!(ranks.wait_for(|| updates_of(&run, 1) >= 2), "{}", ranks.talk());
+    // Nothing can be saved any more.
+    std::fs::rename(run.join("checkpoint"), run.join("gone")).unwrap();
+    let ends = ranks.finish();
+    assert_eq!(codes(&ends), [Some(1), Some(76)], "{}{}", ends[0].stderr, ends[1].stderr);
+    assert!(ends[0].stderr.contains("cannot create the folder"), "{}", ends[0].stderr);
+    assert!(
+        ends[1].stderr.contains("rank 0 on host ") && ends[1].stderr.contains("failed at update"),
+        "{}",
+        ends[1].stderr
+    );
+
+    let mut ranks = train(&place, "b", 4, &["--total_steps", "4000"]);
+    assert!(ranks.wait_for(|| updates_of(&place.run_dir("b"), 1) >= 2), "{}", ranks.talk());
+    ranks.children[0].kill().unwrap();
+    let ends = ranks.finish();
+    assert_eq!(codes(&ends), [None, Some(76), Some(76), Some(76)]);
+    assert!(ends[3].stderr.contains("rank 0 on host "), "{}", ends[3].stderr);
+}
+
+#[test]
+fn a_rank_that_finds_a_bad_example_is_named() {
+    let place = Place::new();
+    let good = questions(24);
+    let bad: String = good
+        .lines()
+        .enumerate()
+        .map(|(i, line)| match i {
+            17 => "{\"question\": 5}\n".to_owned(),
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    place.write("train.jsonl", &bad);
+    let ends = train(&place, "a", 2, &[]).finish();
+    let failed: Vec<usize> = (0..2).filter(|&r| ends[r].code == Some(1)).collect();
+    assert_eq!((failed.len(), ends[1 - failed[0]].code), (1, Some(76)));
+    assert!(ends[failed[0]].stderr.contains("train.jsonl, line 18"), "{}", ends[failed[0]].stderr);
+    assert!(ends[1 - failed[0]].stderr.contains("train.jsonl, line 18"), "the other one says why, too");
+}
+
+#[test]
+fn ranks_that_were_not_started_alike_are_named() {
+    let place = Place::new();
+    let good = questions(24);
+    let lines: Vec<&str> = good.lines().collect();
+    let other: Vec<&str> =
+        lines.iter().enumerate().map(|(i, l)| if i >= 11 { lines[0] } else { l }).collect();
+    place.write("other.jsonl", &(other.join("\n") + "\n"));
+    let other = place.path("other.jsonl").to_str().unwrap().to_owned();
+    for (flags, want) in [
+        (["--lr", "0.5"], "--lr is 0.5 there and 0.001 on rank 0"),
+        (["--train_data", &other], "example 11 (line 12 there) is the first that differs"),
+        (["--train_data", "/nowhere/train.jsonl"], "/nowhere/train.jsonl: cannot open the file"),
+    ] {
+        let own = |rank| if rank == 1 { flags.map(String::from).to_vec() } else { Vec::new() };
+        let ends = train_with(&place, "a", 3, &[], own).finish();
+        let text = &ends[0].stderr;
+        assert!(text.contains("rank 1 on host ") && text.contains(want), "{flags:?}: {text}");
+        assert!(ends.iter().all(|e| matches!(e.code, Some(1 | 76))), "{:?}", codes(&ends));
+    }
+    assert_eq!(checkpoints(&place.run_dir("a")).len(), 0);
+    // The same content under another name, from another folder, with other white space is the same data.
+    place.write("same.jsonl", &good.replace("\"question\":", "\"question\":  "));
+    let same = place.path("same.jsonl").to_str().unwrap().to_owned();
+    let own = |rank| if rank == 1 { vec!["--train_data".into(), same.clone()] } else { Vec::new() };
+    train_with(&place, "a", 2, &["--total_steps", "2"], own).succeed();
+}
+
+#[test]
+fn data_that_a_rank_lacks_is_sent() {
+    let place = Place::new();
+    let own = |rank| {
+        if rank == 1 { vec!["--train_data".into(), "/nowhere/train.jsonl".into()] } else { Vec::new() }
+    };
+    train_with(&place, "sent", 2, &["--broadcast_data"], own).succeed();
+    place.train("one", &SETTINGS);
+    let (sent, one) = (place.run_dir("sent"), place.run_dir("one"));
+    assert_eq!(losses(&sent), losses(&one));
+    assert!(bits(&sent, "step-12") == bits(&one, "step-12"));
+}
+
+#[test]
+fn only_rank_0_keeps_records() {
+    let place = Place::new();
+    // Rank 1 has neither the model nor a place for runs.
+    let own = |rank| match rank {
+        1 => {
+            ["--checkpoint_dir", "/nowhere/runs", "--model_path", "/nowhere/model"].map(String::from).to_vec()
+        }
+        _ => Vec::new(),
+    };
+    let json = train_with(&place, "a", 2, &["--json", "--trace_ranks"], own).succeed();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["step"], 12);
+    let run = place.run_dir("a");
+    for rank in 0..2 {
+        let text = std::fs::read_to_string(run.join(format!("trace/rank-{rank}.jsonl"))).unwrap();
+        let updates: Vec<u64> = text
+            .lines()
+            .map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["update"].as_u64().unwrap())
+            .collect();
+        assert_eq!(updates, (1..=12).collect::<Vec<_>>());
+    }
+    assert!(!std::path::Path::new("/nowhere").exists());
+}
