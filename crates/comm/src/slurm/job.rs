@@ -22,6 +22,8 @@ pub struct Job {
     pub reason: String,
     /// Its nodes, in Slurm's notation; empty while it waits.
     pub nodes: String,
+    /// Whether it has a batch script, and so can be queued again.
+    pub batch: bool,
     /// How often it was started again.
     pub restarts: u32,
     /// Time it has run, [days-]hours:minutes:seconds.
@@ -112,6 +114,7 @@ impl Job {
             state: get("JobState"),
             reason: get("Reason"),
             nodes: get("NodeList"),
+            batch: get("BatchFlag") == "1",
             restarts: get("Restarts").parse().unwrap_or(0),
             run_time: get("RunTime"),
             time_limit: get("TimeLimit"),
@@ -136,6 +139,19 @@ impl Job {
         !ALIVE.contains(&self.state.as_str())
     }
 
+    /// Whether the job should be queued again by one of its processes that has saved on a signal: it is a batch job that
+    /// runs, or whose time is up. One that somebody cancels is `COMPLETING` with time left while its processes end, and
+    /// Slurm would queue it again if asked to.
+    pub fn may_be_requeued(&self) -> bool {
+        let time_is_up = match (seconds(&self.run_time), seconds(&self.time_limit)) {
+            (Some(run), Some(limit)) => run >= limit,
+            _ => false,
+        };
+        self.batch
+            && matches!(self.state.as_str(), "RUNNING" | "COMPLETING" | "TIMEOUT")
+            && (self.state == "RUNNING" || time_is_up)
+    }
+
     /// Exit code of an ended job, as a shell counts.
     pub fn exit_code(&self) -> u8 {
         match (self.exit, self.state.as_str()) {
@@ -145,6 +161,15 @@ impl Job {
             ((0, signal), _) => 128u8.saturating_add(signal.min(127)),
         }
     }
+}
+
+/// Seconds of `[days-]hours:minutes:seconds`; `None` for `UNLIMITED`.
+fn seconds(text: &str) -> Option<u64> {
+    let (days, clock) = text.split_once('-').unwrap_or(("0", text));
+    let parts: Vec<u64> = clock.split(':').map(|p| p.parse().ok()).collect::<Option<_>>()?;
+    let [hours, minutes, seconds] = parts[..] else { return None };
+    let hours = days.parse::<u64>().ok()?.checked_mul(24)?.checked_add(hours)?;
+    hours.checked_mul(3600)?.checked_add(minutes.checked_mul(60)?)?.checked_add(seconds)
 }
 
 impl fmt::Display for Job {
@@ -205,6 +230,18 @@ mod tests {
         assert_eq!(ended.exit_code(), 143);
         assert_eq!(Job { state: "CANCELLED".into(), ..Job::default() }.exit_code(), 1);
         assert_eq!(Job::read("No jobs in the system"), None);
+    }
+
+    #[test]
+    fn a_cancelled_job_is_not_queued_again() {
+        let may = |state: &str, run: &str, limit: &str| {
+            let text = TEXT.replace("RUNNING", state).replace("00:01:05", run).replace("00:30:00", limit);
+            Job::read(&text).unwrap().may_be_requeued()
+        };
+        assert!(may("RUNNING", "00:01:05", "UNLIMITED") && may("COMPLETING", "1-00:30:01", "1-00:30:00"));
+        assert!(!may("COMPLETING", "00:01:05", "00:30:00") && !may("COMPLETING", "00:01:05", "UNLIMITED"));
+        assert!(!may("CANCELLED", "01:00:00", "00:30:00") && !may("PENDING", "00:00:00", "00:30:00"));
+        assert!(!Job { batch: false, ..Job::read(TEXT).unwrap() }.may_be_requeued(), "an interactive one");
     }
 
     #[test]
