@@ -1,7 +1,7 @@
 """Run peer_reader.py and `tercio bench reader` in turn and print the medians, ratios, versions and a row for BENCHMARKS.md.
 
 usage: reader.py --peer VENV train|generate [--size base] [--questions 1] [--passages 20] [--steps 3] [--threads 2]
-                 [--recompute] [--rounds 3] [--tercio target/release/tercio] [--tokenizer DIR] [--save FILE]
+                 [--recompute] [--bf16] [--rounds 3] [--tercio target/release/tercio] [--tokenizer DIR] [--save FILE]
 Needs Python's standard library only. Each round starts both programs anew, the peer first in odd rounds, Tercio first in even
 ones. --save appends every JSON line as it comes. A side that fails ends the run with its own message and exit status 1.
 """
@@ -27,6 +27,7 @@ def arguments():
     for name, default in (("questions", 1), ("passages", 20), ("steps", 3), ("threads", 2), ("rounds", 3)):
         p.add_argument(f"--{name}", type=int, default=default)
     p.add_argument("--recompute", action="store_true", help="recompute activations in backward (the peer: gradient checkpointing)")
+    p.add_argument("--bf16", action="store_true", help="products in bf16 (the peer: autocast)")
     p.add_argument("--save", metavar="FILE", help="append every JSON line to FILE")
     a = p.parse_args()
     if min(a.questions, a.passages, a.steps, a.threads, a.rounds) < 1:
@@ -43,6 +44,9 @@ def commands(a):
     if a.recompute:
         peer.append("--checkpoint")
         ours.append("--recompute")
+    if a.bf16:
+        peer.append("--bf16")
+        ours.append("--bf16")
     return {"peer": [str(x) for x in peer], "tercio": [str(x) for x in ours]}
 
 
@@ -102,7 +106,7 @@ def main():
     ps, pm = median("peer", "seconds_per_step"), median("peer", "peak_rss_gb")
     ts, tm = median("tercio", "seconds_per_step"), median("tercio", "peak_rss_gb")
     peer_version = results["peer"][0].get("peer", "unknown peer")
-    work = f"{a.mode}, t5-{a.size}, {a.questions} x {a.passages}, f32{', recompute' if a.recompute else ''}"
+    work = f"{a.mode}, t5-{a.size}, {a.questions} x {a.passages}, {'bf16' if a.bf16 else 'f32'}{', recompute' if a.recompute else ''}"
     print(f"processor: {cpu_model()}, {os.cpu_count()} logical, {a.threads} threads used")
     print(f"tercio: {first_line(a.tercio, '--version')}, commit {first_line('git', '-C', ROOT, 'rev-parse', '--short', 'HEAD')}, {first_line('rustc', '--version')}")
     print(f"peer: {peer_version}, python {first_line(os.path.join(a.peer, 'bin', 'python'), '--version').removeprefix('Python ')}")
