@@ -1,10 +1,14 @@
 //! The MPI carrier under `mpirun`: this program starts itself as ranks. Needs the feature and an MPI library that runs.
 #![cfg(feature = "mpi")]
 
+mod common;
+
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tercio_comm::carrier::{Carrier, Opening, mpi, partners};
+use common::{free_port, place, settings, suite::SUITE};
+use tercio_comm::carrier::{Opening, mpi, partners};
+use tercio_comm::{Backend, World};
 
 /// Far longer than anything here takes: it only keeps a hang from lasting.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -36,6 +40,7 @@ fn mpirun(part: &str, ranks: usize, told: usize) -> (Option<i32>, String) {
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", part, "--ignored", "--nocapture"])
         .env("TERCIO_TEST_RANKS", told.to_string())
+        .env("TERCIO_TEST_MEETING", format!("127.0.0.1:{}", free_port("127.0.0.1")))
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .stdin(Stdio::null())
@@ -125,6 +130,32 @@ fn streams_arrive_whole_and_in_order() {
         assert_eq!(code, Some(0), "{text}");
         for rank in 0..ranks {
             assert!(text.contains(&format!("rank {rank} has it all")), "{text}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "a rank of the_suite_passes"]
+fn rank_of_the_suite() {
+    let own = own_opening();
+    let place = place(own.rank, own.size, &std::env::var("TERCIO_TEST_MEETING").unwrap());
+    let world = World::join(&place, &settings(Backend::Mpi)).unwrap();
+    assert_eq!(world.backend(), "mpi");
+    for (name, part) in SUITE {
+        part(&world);
+        println!("rank {} passed {name}", own.rank);
+    }
+}
+
+#[test]
+fn the_suite_passes() {
+    for ranks in [2, 3, 4] {
+        let (code, text) = mpirun("rank_of_the_suite", ranks, ranks);
+        assert_eq!(code, Some(0), "{text}");
+        for rank in 0..ranks {
+            for (name, _) in SUITE {
+                assert!(text.contains(&format!("rank {rank} passed {name}")), "rank {rank}, {name}: {text}");
+            }
         }
     }
 }
