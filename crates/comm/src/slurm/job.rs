@@ -145,7 +145,7 @@ impl Job {
     pub fn may_be_requeued(&self) -> bool {
         let time_is_up = match (seconds(&self.run_time), seconds(&self.time_limit)) {
             (Some(run), Some(limit)) => run >= limit,
-            _ => false,
+            _ => self.reason == "TimeLimit",
         };
         self.batch
             && matches!(self.state.as_str(), "RUNNING" | "COMPLETING" | "TIMEOUT")
