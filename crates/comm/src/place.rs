@@ -13,7 +13,7 @@ mod torchrun;
 mod vars;
 
 pub use hostlist::{expand_hosts, first_host};
-pub use launch::{LOCAL_RANK, LOCAL_SIZE, MEETING, RANK, SECRET, WORLD_SIZE};
+pub use launch::{LOCAL_RANK, LOCAL_SIZE, MEETING, RANK, RESTART_COUNT, SECRET, WORLD_SIZE};
 pub use slurm::is_step as is_slurm_step;
 
 use crate::error::CommError;
@@ -177,6 +177,13 @@ pub fn find(env: &dyn Fn(&str) -> Option<String>, flags: Flags) -> Result<Place,
         )));
     }
     Ok(Place::alone())
+}
+
+/// How often the same command was started again, by `tercio launch --max-restarts` or as the same job of Slurm: what was
+/// meant for the first start only, such as `--new-run`, no longer counts then.
+pub fn restarts(env: &dyn Fn(&str) -> Option<String>) -> u64 {
+    let of = |name: &str| env(name).and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0);
+    of(RESTART_COUNT).saturating_add(of("SLURM_RESTART_COUNT"))
 }
 
 fn wrong(what: String) -> CommError {

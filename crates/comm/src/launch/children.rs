@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::{EXIT_INTERRUPTED, EXIT_LOST, EXIT_SAVED, Launch, Outcome, output};
 use crate::error::CommError;
-use crate::place::{LOCAL_RANK, LOCAL_SIZE, MEETING, RANK, SECRET, WORLD_SIZE};
+use crate::place::{LOCAL_RANK, LOCAL_SIZE, MEETING, RANK, RESTART_COUNT, SECRET, WORLD_SIZE};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,6 +210,7 @@ pub(super) fn run(
     launch: &Launch,
     meeting: &str,
     secret: &str,
+    restarts: u32,
     signals: &Signals,
 ) -> Result<Outcome, CommError> {
     let (send, events) = channel();
@@ -217,7 +218,7 @@ pub(super) fn run(
     let mut streams = Streams { events: send.clone(), open: 0, stdout, result };
     let mut crowd = Crowd(Vec::new());
     for local_rank in 0..launch.nproc_per_node {
-        let running = Arc::new(start(launch, local_rank, meeting, secret, &mut streams)?);
+        let running = Arc::new(start(launch, local_rank, meeting, secret, restarts, &mut streams)?);
         let (send, reaped) = (send.clone(), running.clone());
         let watched = thread(move || {
             let end = reaped.reap();
@@ -295,6 +296,7 @@ fn start(
     local_rank: usize,
     meeting: &str,
     secret: &str,
+    restarts: u32,
     streams: &mut Streams,
 ) -> Result<Running, CommError> {
     let rank = launch.node_rank * launch.nproc_per_node + local_rank;
@@ -308,6 +310,7 @@ fn start(
         .env(LOCAL_SIZE, launch.nproc_per_node.to_string())
         .env(MEETING, meeting)
         .env(SECRET, secret)
+        .env(RESTART_COUNT, restarts.to_string())
         .process_group(0)
         // A terminal would stop a process of another group that reads from it.
         .stdin(match main && !std::io::IsTerminal::is_terminal(&std::io::stdin()) {

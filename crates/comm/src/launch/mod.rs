@@ -33,7 +33,7 @@ pub const MOST_PROCESSES: usize = 4096;
 /// What to start, and how.
 ///
 /// Every process gets the variables `TERCIO_RANK`, `TERCIO_WORLD_SIZE`, `TERCIO_LOCAL_RANK`, `TERCIO_LOCAL_SIZE`,
-/// `TERCIO_MEETING` and `TERCIO_SECRET`. On stdout only rank 0 is heard; on stderr all are, each line of another rank
+/// `TERCIO_MEETING`, `TERCIO_SECRET` and `TERCIO_RESTART_COUNT`. On stdout only rank 0 is heard; on stderr all are, each line of another rank
 /// with `[rank N]` before it.
 #[derive(Clone, Debug)]
 pub struct Launch {
@@ -119,7 +119,7 @@ impl Launch {
         let mut restarts = 0;
         loop {
             let (meeting, secret) = (self.meeting()?, self.secret(restarts)?);
-            let mut outcome = children::run(self, &meeting, &secret, &signals)?;
+            let mut outcome = children::run(self, &meeting, &secret, restarts, &signals)?;
             outcome.restarts = restarts;
             let ends_well = matches!(outcome.code, 0 | EXIT_USAGE | EXIT_SAVED | EXIT_INTERRUPTED);
             if ends_well || restarts == self.max_restarts || signals.asked_to_end() {

@@ -17,6 +17,9 @@ pub const MEETING: &str = "TERCIO_MEETING";
 /// Variable: what only the processes of the run know.
 pub const SECRET: &str = "TERCIO_SECRET";
 
+/// Variable: how often the launcher has started the run again.
+pub const RESTART_COUNT: &str = "TERCIO_RESTART_COUNT";
+
 const STARTER: &str = "tercio launch";
 
 pub(super) fn find(vars: &Vars, flags: Flags) -> Result<Option<Place>, CommError> {

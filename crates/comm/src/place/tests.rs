@@ -312,3 +312,11 @@ fn ranks_of_a_run_agree_and_other_runs_differ() {
         assert_eq!(secret, "mine");
     }
 }
+
+#[test]
+fn restarts_of_launcher_and_job_count() {
+    let count = |env: Env| restarts(&|name| env.iter().find(|e| e.0 == name).map(|e| e.1.to_owned()));
+    assert_eq!(count(&[]), 0);
+    assert_eq!(count(&[(RESTART_COUNT, "2"), ("SLURM_RESTART_COUNT", "1")]), 3);
+    assert_eq!(count(&[("SLURM_RESTART_COUNT", "x")]), 0);
+}
