@@ -51,9 +51,7 @@ impl Drop for Ranks {
             drop(jobs);
             let _ = thread.join();
         }
-        if self.control.board.check().is_err() {
-            self.line.abandon();
-        }
+        self.line.close();
         // Now the line goes and with it the carrier, then the control plane with a goodbye: fields go in their order.
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::collective::flags::Flags;
 use crate::collective::line::Line;
+use crate::collective::link::DROPPED;
 use crate::collective::reduce;
 use crate::error::CommError;
 use crate::number::Number;
@@ -124,6 +125,10 @@ fn sum<T: Number>(
     present: bool,
 ) -> Result<(), CommError> {
     let mut link = line.turn(number)?;
+    if !flags.begin() {
+        link.broken = true;
+        return Err(CommError::Protocol(DROPPED.into()));
+    }
     link.flags = Some(flags.clone());
     let mut result = Ok(());
     'buckets: for (index, bucket) in buckets.iter().enumerate() {
@@ -185,10 +190,12 @@ impl Reduction {
 }
 
 impl Drop for Reduction {
-    /// Without `finish`, the buffer is let go at once, and the run ends: the other ranks' sums cannot be had any more.
+    /// Without `finish`, the buffer is let go at once, and the run ends with this rank's next call ([`World::fail`] with a
+    /// reason, best): the other ranks' sums cannot be had any more.
     fn drop(&mut self) {
-        if let Way::Ranks { flags, done } = std::mem::replace(&mut self.way, Way::Finished) {
-            flags.give_up();
+        if let Way::Ranks { flags, done } = std::mem::replace(&mut self.way, Way::Finished)
+            && flags.give_up()
+        {
             // Whatever it says, the thread does not touch the buffer any more.
             let _ = done.recv();
         }

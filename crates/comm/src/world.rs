@@ -166,6 +166,10 @@ impl World {
         let since = Instant::now();
         let result = ranks.line.turn(ranks.line.number()).and_then(|mut turn| collective(&mut turn));
         ranks.costs.wait(since.elapsed());
+        if let Err(e) = &result {
+            // Whatever it was, the others would wait for this rank.
+            ranks.control.fail(&e.to_string());
+        }
         result
     }
     /// Waits until all ranks are here.

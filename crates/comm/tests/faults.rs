@@ -251,9 +251,10 @@ fn a_panic_is_told_to_all() {
 #[test]
 fn a_rank_that_hangs_is_named() {
     let settings = Settings { collective_timeout: Duration::from_millis(500), ..settings(Backend::Tcp) };
-    let results = try_ranks(2, &settings, |world| {
+    let results = try_ranks(4, &settings, |world| {
+        world.at_update(9);
         world.barrier()?;
-        if world.rank() == 1 {
+        if world.rank() == 2 {
             // Alive, but elsewhere: until the others gave up.
             let since = Instant::now();
             while world.check().is_ok() && since.elapsed() < Duration::from_secs(60) {
@@ -262,8 +263,12 @@ fn a_rank_that_hangs_is_named() {
         }
         world.all_gather_bytes(vec![1]).map(|_| ())
     });
-    assert!(matches!(results[0], Err(CommError::Timeout(_))), "{}", error(&results[0]));
-    all_say(&results, &["waited 0.5 s in all-gather 2 for rank 1 on host", "gives signs of life"]);
+    assert!(matches!(results[0], Err(CommError::Lost { rank: 2, .. })), "{}", error(&results[0]));
+    // Rank 0 waits for rank 1, which waits for rank 3 or was told; rank 2 alone is named by all.
+    all_say(
+        &results,
+        &["rank 2 on host", "at update 9", "gives signs of life", "waited 0.5 s for rank", "all-gather 2"],
+    );
 }
 
 #[test]
@@ -306,6 +311,28 @@ fn a_reduction_that_is_dropped_ends_the_run() {
         reduction.finish().map(|_| ())
     });
     all_say(&results, &["rank 1 on host", "dropped a reduction before it was finished"]);
+}
+
+#[test]
+fn the_reason_for_a_dropped_reduction_can_be_told_after_it() {
+    let results = try_ranks(2, &settings(Backend::Tcp), |world| {
+        let mut data = values(0, 1000);
+        let start = |data: &mut Vec<f32>| {
+            // SAFETY: `data` is not touched before the reductions are gone.
+            unsafe { world.start_reduction(data.as_mut_ptr(), 1000, &[0..1000], Leave::Owned, 1, true) }
+        };
+        let first = start(&mut data)?;
+        let second = start(&mut data)?;
+        if world.rank() == 0 {
+            // The second one waits for its turn; the first one for its bucket.
+            drop(second);
+            drop(first);
+            world.fail("not a number");
+            return world.barrier();
+        }
+        first.finish().map(|_| ())
+    });
+    all_say(&results, &["rank 0 on host", "failed", "not a number"]);
 }
 
 #[test]

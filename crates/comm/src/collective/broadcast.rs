@@ -1,7 +1,8 @@
 //! One rank's bytes to all, along a binary tree of the cube, passed on while they still come.
 
 use super::Cube;
-use super::link::{Incoming, Link, Outgoing, Sink};
+use super::link::Link;
+use super::stream::{Incoming, Outgoing, Sink};
 use crate::error::CommError;
 use crate::frame::{Kind, PIECE};
 

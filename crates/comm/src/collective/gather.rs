@@ -1,7 +1,8 @@
 //! Bytes of all ranks, each of any length, to rank 0 or to everyone.
 
 use super::Cube;
-use super::link::{Incoming, Link, Outgoing, Sink};
+use super::link::Link;
+use super::stream::{Incoming, Outgoing, Sink};
 use crate::control::message::Take;
 use crate::error::CommError;
 use crate::frame::Kind;

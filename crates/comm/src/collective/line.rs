@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::link::Link;
+use super::link::{DROPPED, Link};
 use crate::control::Verdict;
 use crate::error::CommError;
 
@@ -32,9 +32,15 @@ impl Line {
         Line { next: AtomicU64::new(0), state: Mutex::new(State { serving: 0, link }), moved: Condvar::new() }
     }
 
-    /// The run ended with an error: the carrier waits for nobody when it goes.
-    pub(crate) fn abandon(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).link.carrier.abandon();
+    /// The last use of the line. Where the run ended with an error, the carrier waits for nobody when it goes.
+    pub(crate) fn close(&self) {
+        let link = &mut self.state.lock().unwrap_or_else(PoisonError::into_inner).link;
+        if link.broken {
+            link.control.fail(DROPPED);
+        }
+        if link.control.board.check().is_err() {
+            link.carrier.abandon();
+        }
     }
 
     /// A number in the line.
@@ -52,6 +58,10 @@ impl Line {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             state.link.control.board.check()?;
+            if state.link.broken {
+                state.link.control.fail(DROPPED);
+                continue;
+            }
             if state.serving == number {
                 return Ok(Turn { line: self, state });
             }

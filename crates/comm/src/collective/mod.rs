@@ -10,6 +10,7 @@ pub(crate) mod line;
 pub(crate) mod link;
 pub(crate) mod parts;
 pub(crate) mod reduce;
+mod stream;
 #[cfg(test)]
 mod tests;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::link::{Incoming, Outgoing, Sink};
+use super::stream::{Incoming, Outgoing, Sink};
 use super::{Cube, link::Link};
 use crate::error::CommError;
 use crate::frame::Kind;

@@ -7,8 +7,9 @@
 use std::ops::Range;
 
 use super::Cube;
-use super::link::{Add, Incoming, Link, Outgoing, Sink};
+use super::link::Link;
 use super::parts::{gather_parts, two, way_down};
+use super::stream::{Add, Incoming, Outgoing, Sink};
 use crate::error::CommError;
 use crate::frame::{Kind, PIECE};
 use crate::number::{Number, bytes_of, bytes_of_mut};

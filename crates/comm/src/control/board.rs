@@ -91,6 +91,8 @@ pub(crate) struct Board {
     over: AtomicBool,
     /// The update at work.
     pub update: AtomicU64,
+    /// The last collective that this rank came to.
+    pub sequence: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -99,6 +101,13 @@ impl Board {
     fn state(&self) -> MutexGuard<'_, State> {
         // No code that holds the lock can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// This rank's sign of life.
+    pub(super) fn beat(&self) -> Message {
+        Message::Beat {
+            update: self.update.load(Ordering::Relaxed),
+            sequence: self.sequence.load(Ordering::Relaxed),
+        }
     }
     /// Waits until `done` gives something, at most until `deadline`.
     fn until<R>(&self, deadline: Instant, mut done: impl FnMut(&mut State) -> Option<R>) -> Option<R> {

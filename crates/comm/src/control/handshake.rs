@@ -15,8 +15,10 @@ use crate::secret::{self, Mac, Nonce};
 
 /// How long a newcomer may take to prove itself.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Newcomers at a time; one more turns out the oldest. Enough for all ranks of a large run at once.
-const NEWCOMERS: usize = 1024;
+/// Newcomers at a time; one more turns out the oldest, who comes again if it is a rank.
+const NEWCOMERS: usize = 256;
+/// How long nobody is accepted after the system could not.
+const REST: Duration = Duration::from_millis(200);
 
 /// Why a connection came to nothing, for who connects.
 #[derive(Debug)]
@@ -104,6 +106,8 @@ pub(crate) struct Door {
     listener: TcpListener,
     secret: String,
     strangers: Vec<Stranger>,
+    /// No descriptors were left: until then nobody is accepted, so that the loop does not spin.
+    rests_until: Option<Instant>,
 }
 
 impl Door {
@@ -111,18 +115,20 @@ impl Door {
         listener
             .set_nonblocking(true)
             .map_err(|source| CommError::Io { what: "preparing the listening socket".into(), source })?;
-        Ok(Door { listener, secret: secret.into(), strangers: Vec::new() })
+        Ok(Door { listener, secret: secret.into(), strangers: Vec::new(), rests_until: None })
     }
 
     /// What a poll has to look for.
     pub(crate) fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
-        fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        if self.rests_until.is_none() {
+            fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        }
         fds.extend(self.strangers.iter().map(|s| s.conn.poll_fd()));
     }
 
-    /// Whether there is a stranger whose time may run out.
+    /// Whether there is something that time alone changes.
     pub(crate) fn busy(&self) -> bool {
-        !self.strangers.is_empty()
+        !self.strangers.is_empty() || self.rests_until.is_some()
     }
 
     /// Goes on with every stranger as far as goes; those who proved themselves.
@@ -142,6 +148,10 @@ impl Door {
     }
 
     fn accept(&mut self) {
+        if self.rests_until.is_some_and(|until| Instant::now() < until) {
+            return;
+        }
+        self.rests_until = None;
         // Bounded, so that a flood of strangers cannot keep the ranks from being heard.
         for _ in 0..64 {
             match self.listener.accept() {
@@ -157,6 +167,7 @@ impl Door {
                 // One that went before it was accepted, or no descriptor left just now.
                 Err(e) => {
                     tracing::debug!("a connection could not be accepted: {e}");
+                    self.rests_until = Some(Instant::now() + REST);
                     return;
                 }
             }
@@ -245,7 +256,7 @@ mod tests {
         let own = Identity::own(Purpose::Data, 3, 8).unwrap();
         let (came, result) = meet(|address| connect(address, "secret", &own, soon()));
         assert!(result.is_ok());
-        assert_eq!(came, [own.clone()]);
+        assert_eq!(came, std::slice::from_ref(&own));
         let (came, result) = meet(|address| connect(address, "other", &own, soon()));
         assert!(matches!(result, Err(Miss::Secret(_))));
         assert_eq!(came, []);
@@ -306,6 +317,6 @@ mod tests {
             result
         });
         assert!(result.is_ok());
-        assert_eq!(came, [own.clone()]);
+        assert_eq!(came, [own]);
     }
 }

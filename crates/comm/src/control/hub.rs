@@ -26,6 +26,7 @@ struct Peer {
     host: String,
     pid: u32,
     update: u64,
+    sequence: u64,
     left: bool,
     /// Knows the verdict, or is gone.
     told: bool,
@@ -47,6 +48,8 @@ pub(super) struct Hub {
     verdict: Option<Verdict>,
     told_at: Option<Instant>,
     leaving: Option<Instant>,
+    /// Who waited too long, in which collective, for whom; judged when the signs of life since then are here.
+    late: Option<(Instant, u64, usize, String)>,
     /// When this process was last seen to have stood still, and for how long.
     stood: Option<(Instant, Duration)>,
 }
@@ -102,6 +105,7 @@ impl Hub {
             verdict: None,
             told_at: None,
             leaving: None,
+            late: None,
             stood: None,
         })
     }
@@ -132,8 +136,8 @@ impl Hub {
             self.look_for_lost();
             if Instant::now() >= next_beat {
                 next_beat = Instant::now() + beat;
-                let update = self.board.update.load(Ordering::Relaxed);
-                self.tell(&Message::Beat { update }, None);
+                let beat = self.board.beat();
+                self.tell(&beat, None);
             }
             if self.missing().next().is_some() && Instant::now() >= next_word && self.verdict.is_none() {
                 next_word = Instant::now() + Duration::from_secs(30);
@@ -228,7 +232,8 @@ impl Hub {
             tracing::debug!("{who} is here");
             let mut conn = newcomer.welcome();
             conn.heard = Instant::now();
-            self.peers[rank] = Some(Peer { conn, host, pid, update: 0, left: false, told: false });
+            self.peers[rank] =
+                Some(Peer { conn, host, pid, update: 0, sequence: 0, left: false, told: false });
             return;
         };
         newcomer.refuse(&wrong);
@@ -260,7 +265,8 @@ impl Hub {
     fn hear(&mut self, rank: usize, message: Message) {
         let Some(peer) = &mut self.peers[rank] else { return };
         match message {
-            Message::Beat { update } => peer.update = update,
+            Message::Beat { update, sequence } => (peer.update, peer.sequence) = (update, sequence),
+            Message::Late { sequence, peer, what } => self.hear_late(sequence, peer as usize, what),
             Message::Put { step, bytes } => self.put(rank, step, bytes),
             Message::Ack => peer.told = true,
             Message::Bye { .. } => {
@@ -307,6 +313,7 @@ impl Hub {
                 let verdict = self.lost(rank, what);
                 self.declare(verdict);
             }
+            Command::Late { sequence, peer, what } => self.hear_late(sequence, peer, what),
             Command::Leave => {
                 self.leaving = Some(Instant::now());
                 if self.verdict.is_none() {
@@ -330,6 +337,10 @@ impl Hub {
     fn look_for_lost(&mut self) {
         if self.verdict.is_some() {
             return;
+        }
+        let signs = beat_every(&self.settings) + Duration::from_millis(500);
+        if let Some((_, sequence, peer, what)) = self.late.take_if(|(since, ..)| since.elapsed() > signs) {
+            return self.late(sequence, peer, what);
         }
         let limit = self.settings.lost_after;
         let silent = (1..self.size).find(|rank| {
@@ -364,6 +375,44 @@ impl Hub {
                 late.join(", ")
             )));
         }
+    }
+
+    fn hear_late(&mut self, sequence: u64, peer: usize, what: String) {
+        self.late.get_or_insert((Instant::now(), sequence, peer, what));
+    }
+
+    /// Someone waited too long in collective `sequence`, for `peer`, who may itself wait for another: the ranks to name are
+    /// those that did not come to it.
+    fn late(&mut self, sequence: u64, peer: usize, what: String) {
+        let own = (0, self.board.sequence.load(Ordering::Relaxed), false);
+        let others = self
+            .peers
+            .iter()
+            .enumerate()
+            .filter_map(|(rank, peer)| peer.as_ref().map(|peer| (rank, peer.sequence, peer.left)));
+        let behind: Vec<usize> = std::iter::once(own)
+            .chain(others)
+            .filter(|(_, came_to, left)| *came_to < sequence && !left)
+            .map(|(rank, ..)| rank)
+            .collect();
+        let verdict = match behind[..] {
+            [] => self.lost(peer, format!("it gives signs of life, but nothing comes from it: {what}")),
+            [rank] => self.lost(
+                rank,
+                format!("it gives signs of life, but does not come to what the others wait in: {what}"),
+            ),
+            [rank, ..] => {
+                let names: Vec<String> = behind.iter().map(usize::to_string).collect();
+                let names = names.join(", ");
+                self.lost(
+                    rank,
+                    format!(
+                        "ranks {names} give signs of life, but do not come to what the others wait in: {what}"
+                    ),
+                )
+            }
+        };
+        self.declare(verdict);
     }
 
     /// The verdict that `rank` was lost; that this process was, if it is the one that stood still.

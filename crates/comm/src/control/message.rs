@@ -44,9 +44,10 @@ pub(crate) enum Message {
         refusal: Refusal,
         reason: String,
     },
-    /// A sign of life, with the update at work.
+    /// A sign of life, with the update at work and the last collective that the sender came to.
     Beat {
         update: u64,
+        sequence: u64,
     },
     /// A rank's bytes for an exchange of all ranks.
     Put {
@@ -73,6 +74,12 @@ pub(crate) enum Message {
     /// The sender lost its connection to `rank`.
     Report {
         rank: u32,
+        what: String,
+    },
+    /// The sender waited too long in collective `sequence`, for `peer`.
+    Late {
+        sequence: u64,
+        peer: u32,
         what: String,
     },
     /// The sender knows that the run is over.
@@ -113,9 +120,10 @@ impl Message {
                 out.push(u8::from(*refusal == Refusal::Final));
                 put_bytes(out, reason.as_bytes());
             }
-            Message::Beat { update } => {
+            Message::Beat { update, sequence } => {
                 out.push(6);
                 put_u64(out, *update);
+                put_u64(out, *sequence);
             }
             Message::Put { step, bytes } => {
                 out.push(7);
@@ -147,6 +155,12 @@ impl Message {
                 put_u32(out, *rank);
                 put_bytes(out, what.as_bytes());
             }
+            Message::Late { sequence, peer, what } => {
+                out.push(14);
+                put_u64(out, *sequence);
+                put_u32(out, *peer);
+                put_bytes(out, what.as_bytes());
+            }
             Message::Ack => out.push(12),
             Message::Bye { rank } => {
                 out.push(13);
@@ -176,7 +190,7 @@ impl Message {
                 let refusal = if take.u8()? == 1 { Refusal::Final } else { Refusal::Secret };
                 Message::Refused { refusal, reason: take.text()? }
             }
-            6 => Message::Beat { update: take.u64()? },
+            6 => Message::Beat { update: take.u64()?, sequence: take.u64()? },
             7 => Message::Put { step: take.u32()?, bytes: take.bytes()?.to_vec() },
             8 => {
                 let step = take.u32()?;
@@ -196,6 +210,7 @@ impl Message {
             11 => Message::Report { rank: take.u32()?, what: take.text()? },
             12 => Message::Ack,
             13 => Message::Bye { rank: take.u32()? },
+            14 => Message::Late { sequence: take.u64()?, peer: take.u32()?, what: take.text()? },
             _ => return None,
         };
         take.0.is_empty().then_some(message)
@@ -323,7 +338,8 @@ mod tests {
             Message::Proof { mac: [5; 32], identity: vec![1, 2, 3] },
             Message::Welcome { mac: [6; 32] },
             Message::Refused { refusal: Refusal::Final, reason: "no".into() },
-            Message::Beat { update: 1 << 40 },
+            Message::Beat { update: 1 << 40, sequence: 5 },
+            Message::Late { sequence: 7, peer: 2, what: "all-reduce 7".into() },
             Message::Put { step: 2, bytes: vec![0; 300] },
             Message::Result { step: 2, all: vec![vec![], vec![7; 3]] },
             Message::Verdict {

@@ -30,6 +30,7 @@ enum Command {
     Put { step: u32, bytes: Vec<u8> },
     Fail(String),
     Report { rank: usize, what: String },
+    Late { sequence: u64, peer: usize, what: String },
     Leave,
 }
 
@@ -135,14 +136,21 @@ impl Control {
     pub(crate) fn lost(&self, rank: usize, host: &str, what: &str) -> CommError {
         if self.board.await_verdict(Duration::from_secs(2)).is_none() {
             self.commands.push(Command::Report { rank, what: what.into() });
-            self.board.await_verdict(Duration::from_secs(2));
         }
+        self.judged(rank, host, what)
+    }
+    /// Nothing moved in collective `sequence` between this rank and `peer`, which gives signs of life, for too long: rank 0
+    /// knows who did not come to it.
+    pub(crate) fn late(&self, sequence: u64, peer: usize, host: &str, what: &str) -> CommError {
+        self.commands.push(Command::Late { sequence, peer, what: what.into() });
+        self.judged(peer, host, what)
+    }
+    /// Rank 0's word; if it does not come, that `rank` was lost.
+    fn judged(&self, rank: usize, host: &str, what: &str) -> CommError {
+        self.board.await_verdict(Duration::from_secs(4));
         let update = self.board.update.load(Ordering::Relaxed);
         self.board.end(Verdict::Lost { rank, host: host.into(), update, what: what.into() });
-        match self.board.check() {
-            Err(e) => e,
-            Ok(()) => CommError::Protocol("the run is over".into()),
-        }
+        self.board.check().err().unwrap_or_else(|| CommError::Protocol("the run is over".into()))
     }
 }
 

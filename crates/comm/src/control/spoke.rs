@@ -134,8 +134,8 @@ impl Spoke {
             self.look_for_lost();
             if Instant::now() >= next_beat {
                 next_beat = Instant::now() + beat;
-                let update = self.board.update.load(Ordering::Relaxed);
-                self.send(&Message::Beat { update });
+                let beat = self.board.beat();
+                self.send(&beat);
             }
             self.conn.flush();
             if let Some(since) = self.leaving
@@ -205,6 +205,12 @@ impl Spoke {
             Command::Put { step, bytes } => self.send(&Message::Put { step, bytes }),
             Command::Fail(what) => self.send(&Message::Fail { what }),
             Command::Report { rank, what } => self.send(&Message::Report { rank: rank as u32, what }),
+            Command::Late { sequence, peer, what } => {
+                // The latest of all, so that this rank does not count as behind.
+                let beat = self.board.beat();
+                self.send(&beat);
+                self.send(&Message::Late { sequence, peer: peer as u32, what });
+            }
             Command::Leave => {
                 self.leaving = Some(Instant::now());
                 if self.board.verdict().is_none() {
