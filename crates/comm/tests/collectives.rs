@@ -1,7 +1,5 @@
 //! The suite of collectives over the carriers of the default build, ranks being threads.
 
-#![allow(clippy::single_range_in_vec_init)] // one bucket is a case of several
-
 mod common;
 
 use common::{ranks, suite::SUITE};

@@ -21,37 +21,37 @@ const PORT_PATIENCE: Duration = Duration::from_secs(5);
 const FAREWELL: Duration = Duration::from_secs(10);
 const TOLD: Duration = Duration::from_secs(2);
 
-struct Peer {
-    conn: Conn,
-    host: String,
+pub(super) struct Peer {
+    pub(super) conn: Conn,
+    pub(super) host: String,
     pid: u32,
-    update: u64,
-    sequence: u64,
-    left: bool,
+    pub(super) update: u64,
+    pub(super) sequence: u64,
+    pub(super) left: bool,
     /// Knows the verdict, or is gone.
     told: bool,
 }
 
 /// Rank 0 of the control plane.
 pub(super) struct Hub {
-    board: Arc<Board>,
+    pub(super) board: Arc<Board>,
     commands: Arc<Commands>,
     door: Door,
-    meeting: String,
-    host: String,
-    size: usize,
-    settings: Settings,
-    deadline: Instant,
+    pub(super) meeting: String,
+    pub(super) host: String,
+    pub(super) size: usize,
+    pub(super) settings: Settings,
+    pub(super) deadline: Instant,
     /// By rank; none for rank 0, and for those who are not here yet.
-    peers: Vec<Option<Peer>>,
-    puts: BTreeMap<u32, Vec<Option<Vec<u8>>>>,
-    verdict: Option<Verdict>,
+    pub(super) peers: Vec<Option<Peer>>,
+    pub(super) puts: BTreeMap<u32, Vec<Option<Vec<u8>>>>,
+    pub(super) verdict: Option<Verdict>,
     told_at: Option<Instant>,
     leaving: Option<Instant>,
     /// Who waited too long, in which collective, for whom; judged when the signs of life since then are here.
-    late: Option<(Instant, u64, usize, String)>,
+    pub(super) late: Option<(Instant, u64, usize, String)>,
     /// When this process was last seen to have stood still, and for how long.
-    stood: Option<(Instant, Duration)>,
+    pub(super) stood: Option<(Instant, Duration)>,
 }
 
 impl Hub {
@@ -181,11 +181,11 @@ impl Hub {
         }
     }
 
-    fn missing(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn missing(&self) -> impl Iterator<Item = usize> {
         (1..self.size).filter(|rank| self.peers[*rank].is_none())
     }
 
-    fn name_missing(&self) -> String {
+    pub(super) fn name_missing(&self) -> String {
         let mut names: Vec<String> = self.missing().take(9).map(|rank| rank.to_string()).collect();
         let count = self.missing().count();
         if names.len() > 8 {
@@ -334,109 +334,8 @@ impl Hub {
         }
     }
 
-    fn look_for_lost(&mut self) {
-        if self.verdict.is_some() {
-            return;
-        }
-        let signs = beat_every(&self.settings) + Duration::from_millis(500);
-        if let Some((_, sequence, peer, what)) = self.late.take_if(|(since, ..)| since.elapsed() > signs) {
-            return self.late(sequence, peer, what);
-        }
-        let limit = self.settings.lost_after;
-        let silent = (1..self.size).find(|rank| {
-            self.peers[*rank].as_ref().is_some_and(|p| !p.left && p.conn.heard.elapsed() > limit)
-        });
-        if let Some(rank) = silent {
-            let verdict = self.lost(rank, format!("no sign of life for {} s", limit.as_secs_f64()));
-            self.declare(verdict);
-        } else if self.missing().next().is_some() && Instant::now() > self.deadline {
-            self.declare(Verdict::Rendezvous(format!(
-                "{} did not come to {} within {} s: look whether they were started, reach that address, and have the same secret",
-                self.name_missing(),
-                self.meeting,
-                self.settings.join_timeout.as_secs_f64()
-            )));
-        } else if Instant::now() > self.deadline + Duration::from_secs(2) && !self.puts.is_empty() {
-            // All came, but one does not get through the rest of joining.
-            let late: Vec<String> = self
-                .puts
-                .values()
-                .flat_map(|all| {
-                    all.iter()
-                        .enumerate()
-                        .filter(|(_, bytes)| bytes.is_none())
-                        .map(|(rank, _)| rank.to_string())
-                })
-                .collect();
-            self.declare(Verdict::Rendezvous(format!(
-                "the ranks met at {}, but did not connect to each other within {} s: rank {} did not get through",
-                self.meeting,
-                self.settings.join_timeout.as_secs_f64(),
-                late.join(", ")
-            )));
-        }
-    }
-
-    fn hear_late(&mut self, sequence: u64, peer: usize, what: String) {
-        self.late.get_or_insert((Instant::now(), sequence, peer, what));
-    }
-
-    /// Someone waited too long in collective `sequence`, for `peer`, who may itself wait for another: the ranks to name are
-    /// those that did not come to it.
-    fn late(&mut self, sequence: u64, peer: usize, what: String) {
-        let own = (0, self.board.sequence.load(Ordering::Relaxed), false);
-        let others = self
-            .peers
-            .iter()
-            .enumerate()
-            .filter_map(|(rank, peer)| peer.as_ref().map(|peer| (rank, peer.sequence, peer.left)));
-        let behind: Vec<usize> = std::iter::once(own)
-            .chain(others)
-            .filter(|(_, came_to, left)| *came_to < sequence && !left)
-            .map(|(rank, ..)| rank)
-            .collect();
-        let verdict = match behind[..] {
-            [] => self.lost(peer, format!("it gives signs of life, but nothing comes from it: {what}")),
-            [rank] => self.lost(
-                rank,
-                format!("it gives signs of life, but does not come to what the others wait in: {what}"),
-            ),
-            [rank, ..] => {
-                let names: Vec<String> = behind.iter().map(usize::to_string).collect();
-                let names = names.join(", ");
-                self.lost(
-                    rank,
-                    format!(
-                        "ranks {names} give signs of life, but do not come to what the others wait in: {what}"
-                    ),
-                )
-            }
-        };
-        self.declare(verdict);
-    }
-
-    /// The verdict that `rank` was lost; that this process was, if it is the one that stood still.
-    fn lost(&self, rank: usize, what: String) -> Verdict {
-        let own = self.board.update.load(Ordering::Relaxed);
-        if let Some((at, still)) = self.stood
-            && still > self.settings.lost_after
-            && at.elapsed() < Duration::from_secs(5)
-        {
-            let what = format!(
-                "this process stood still for {} s (stopped, or its host slept), and the others gave it up",
-                still.as_secs()
-            );
-            return Verdict::Lost { rank: 0, host: self.host.clone(), update: own, what };
-        }
-        let update = match self.peers.get(rank) {
-            Some(Some(peer)) => peer.update.max(own),
-            _ => own,
-        };
-        Verdict::Lost { rank, host: peer_host(&self.peers, &self.host, rank), update, what }
-    }
-
     /// Ends the run: tells the others first, so that this process may end at once when it hears of it.
-    fn declare(&mut self, verdict: Verdict) {
+    pub(super) fn declare(&mut self, verdict: Verdict) {
         if self.verdict.is_some() {
             return;
         }
@@ -459,7 +358,7 @@ impl Hub {
     }
 }
 
-fn peer_host(peers: &[Option<Peer>], own: &str, rank: usize) -> String {
+pub(super) fn peer_host(peers: &[Option<Peer>], own: &str, rank: usize) -> String {
     match peers.get(rank) {
         Some(Some(peer)) => peer.host.clone(),
         _ if rank == 0 => own.into(),

@@ -7,6 +7,7 @@ mod board;
 pub(crate) mod conn;
 pub(crate) mod handshake;
 mod hub;
+mod losses;
 pub(crate) mod message;
 mod spoke;
 

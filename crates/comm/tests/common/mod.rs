@@ -1,5 +1,6 @@
 //! Worlds of several ranks within one test: a thread each.
 #![allow(dead_code)] // every test binary uses a part
+#![allow(clippy::single_range_in_vec_init)] // one bucket is a case of several
 
 pub mod suite;
 
