@@ -61,8 +61,7 @@ pub struct Settings {
     pub lost_after: Duration,
     /// Longest wait within one collective: a rank that lives but hangs is found by it.
     pub collective_timeout: Duration,
-    /// Network interface (`eth0`) or own address (`10.0.0.5`) for the ranks' connections; none: what the route to rank 0
-    /// says.
+    /// Network interface (`eth0`) or own address (`10.0.0.5`) for the data between ranks; none: what the route to rank 0 says.
     pub interface: Option<String>,
 }
 

@@ -19,6 +19,30 @@ fn run(name: &str, backend: Backend) {
     }
 }
 
+/// More ranks than processors, steps and newcomers at once.
+#[test]
+fn a_larger_world() {
+    let size = 37;
+    let results = ranks(size, Backend::Tcp, |world| {
+        let mut sum = vec![world.rank() as f32; 100];
+        world.all_reduce(&mut sum).unwrap();
+        let told = world.broadcast_bytes(36, vec![world.rank() as u8; 3]).unwrap();
+        let all = world.all_gather_bytes(vec![world.rank() as u8]).unwrap();
+        (sum, told, all)
+    });
+    for (sum, told, all) in results {
+        assert_eq!((sum, told), (vec![(36 * 37 / 2) as f32; 100], vec![36; 3]));
+        assert!(all.into_iter().enumerate().all(|(rank, bytes)| bytes == [rank as u8]));
+    }
+}
+
+/// A library may hold a world anywhere.
+#[test]
+fn a_world_goes_between_threads() {
+    fn check<T: Send + Sync + Clone>(_: &T) {}
+    check(&World::alone());
+}
+
 macro_rules! suite {
     ($module:ident, $backend:expr, $($name:ident)*) => {
         mod $module {

@@ -10,7 +10,7 @@ use super::board::{Board, Verdict};
 use super::conn::{Conn, sleep_on};
 use super::handshake::{Door, Newcomer};
 use super::message::{Identity, Message, Purpose, host_name};
-use super::{Command, Commands, beat_every, listen, own_address, parse_meeting, show};
+use super::{Command, Commands, beat_every, listen, parse_meeting, show};
 use crate::error::CommError;
 use crate::place::Place;
 use crate::settings::Settings;
@@ -64,11 +64,11 @@ impl Hub {
         commands: Arc<Commands>,
     ) -> Result<Hub, CommError> {
         let (host, port) = parse_meeting(&place.meeting)?;
-        let address = match own_address(settings)? {
-            Some(ip) => Some(ip),
-            // Only an explicit loopback keeps others out: a host's own name often means 127.0.1.1 on the host itself.
-            None if host == "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
-            None => host.parse().ok().filter(IpAddr::is_loopback),
+        // Only an explicit loopback keeps others out: a host's own name often means 127.0.1.1 on the host itself. The setting
+        // `interface` is for the data: the meeting place is where the others look for it.
+        let address = match host.as_str() {
+            "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
+            other => other.parse().ok().filter(IpAddr::is_loopback),
         };
         let since = Instant::now();
         let listener = loop {

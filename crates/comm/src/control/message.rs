@@ -377,6 +377,27 @@ mod tests {
     }
 
     #[test]
+    fn any_bytes_are_a_message_or_nothing() {
+        let mut state = 1u64;
+        let mut body = Vec::new();
+        let mut read = 0;
+        for _ in 0..20_000 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            body.clear();
+            body.push((state >> 60) as u8);
+            body.extend((0..state >> 56 & 63).map(|i| if i % 4 == 0 { (state >> i & 15) as u8 } else { 0 }));
+            if let Some(message) = Message::read(&body) {
+                let mut out = Vec::new();
+                message.write(&mut out);
+                assert_eq!(Message::read(&out[PREFIX..]), Some(message));
+                read += 1;
+            }
+            let _ = Identity::read(&body);
+        }
+        assert!(read > 0, "no case was a message");
+    }
+
+    #[test]
     fn an_identity_comes_back() {
         let own = Identity::own(Purpose::Data, 3, 8).unwrap();
         assert_eq!(Identity::read(&own.write()), Some(own));
