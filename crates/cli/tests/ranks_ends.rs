@@ -150,6 +150,23 @@ fn data_that_a_rank_lacks_is_sent() {
 }
 
 #[test]
+fn the_plan_is_that_of_one_of_the_ranks() {
+    let place = Place::new();
+    let plan = |flags: &[&str]| -> serde_json::Value {
+        let text = train(&place, "a", 4, &[&["--dry-run", "--json"], flags].concat()).succeed();
+        serde_json::from_str(&text).unwrap()
+    };
+    let (whole, split) = (plan(&[]), plan(&["--shard", "optimizer"]));
+    assert_eq!((&whole["ranks"], &whole["shards_of_a_rank"]), (&4.into(), &2.into()));
+    // Eight groups are two on each rank: their sum waits for the second one.
+    assert_eq!(whole["memory"]["gradient_arenas"], 2);
+    let bytes = |plan: &serde_json::Value, part: &str| plan["memory"][part].as_u64().unwrap();
+    assert_eq!(bytes(&whole, "moments"), 2 * bytes(&whole, "parameters"));
+    assert_eq!(bytes(&split, "moments"), bytes(&whole, "moments") / 4);
+    assert!(!place.path("runs").exists(), "a plan leaves no folder");
+}
+
+#[test]
 fn only_rank_0_keeps_records() {
     let place = Place::new();
     // Rank 1 has neither the model nor a place for runs.

@@ -128,15 +128,21 @@ fn an_update_that_does_not_fit_into_the_grace_is_dropped() {
     place.write("many.jsonl", &questions(240));
     let many = place.path("many.jsonl");
     let flags = ["--train_data", many.to_str().unwrap(), "--global_batch_size", "240", "--total_steps", "2"];
-    let run = place.run_dir("told");
-    let mut child = place.start("told", &[&flags[..], &["--grace_seconds", "0"]].concat());
-    assert!(wait_for(&mut child, || losses(&run).len() == 1));
-    send(&child, Signal::TERM);
-    assert_eq!(finish(child).status.code(), Some(75));
-    let log = std::fs::read_to_string(run.join("run.log")).unwrap();
-    assert!(log.contains("update 2 is dropped") && losses(&run).len() == 1, "{log}");
+    // On a busy machine the signal may come before the second update begins; then it is another try.
+    let dropped = (0..8).map(|i| format!("told-{i}")).find(|name| {
+        let run = place.run_dir(name);
+        let mut child = place.start(name, &[&flags[..], &["--grace_seconds", "0"]].concat());
+        assert!(wait_for(&mut child, || losses(&run).len() == 1));
+        send(&child, Signal::TERM);
+        assert_eq!(finish(child).status.code(), Some(75));
+        let log = std::fs::read_to_string(run.join("run.log")).unwrap();
+        assert!(losses(&run).len() == 1, "{log}");
+        log.contains("update 2 is dropped")
+    });
+    let name = dropped.expect("no signal came within the second update");
+    let run = place.run_dir(&name);
     assert_eq!(link(&run, "latest"), "step-1", "the last boundary is saved");
-    place.train("told", &flags);
+    place.train(&name, &flags);
     place.train("whole", &flags);
     assert_eq!(losses(&run), losses(&place.run_dir("whole")));
     assert!(bits(&run, "step-2") == bits(&place.run_dir("whole"), "step-2"), "parameters and moments differ");

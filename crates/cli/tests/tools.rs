@@ -171,7 +171,7 @@ fn hostile_flags_cost_a_sentence() {
         (&["--maxload", "0"], "--maxload must be -1"),
         (&["--eval_print_freq", "0"], "--eval_print_freq must be at least 1"),
         (&["--name", "../elsewhere", "--write_results"], "must be the name of a folder"),
-        (&["--local_rank", "0"], "one process"),
+        (&["--local_rank", "0"], "RANK is not set"),
         (&["--scores"], "name a file there"),
         (&["--n_context", "0", "--write_crossattention_scores"], "needs passages"),
         (&["--nonsense"], "unexpected argument"),

@@ -43,6 +43,10 @@ impl Grace {
     pub fn saved(&mut self, time: Duration) {
         self.save = self.save.max(time);
     }
+    /// What the longest save took so far.
+    pub fn save(&self) -> Duration {
+        self.save
+    }
     /// Whether an update of which the share `left` (0 to 1) is still to do must be given up: a signal has come, and the
     /// rest and a save would end after the limit.
     pub fn is_over(&self, left: f64, signalled: bool) -> bool {

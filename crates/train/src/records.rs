@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use tercio_engine::{Arena, Device};
+use tercio_comm::World;
 
 use crate::error::TrainError;
 use crate::objective::{Evaluation, Objective};
+use crate::ranks::RankDevice;
+use crate::ranks::parts::Parts;
 use crate::ranks::report::{RankReport, Report};
 use crate::run::{FoundCheckpoint, MetricsWriter, Progress, StopReason, TensorboardWriter, memory};
 use crate::state::{self, Best, Counters, StoredState};
@@ -137,16 +139,17 @@ impl<'a> Records<'a> {
         Ok(())
     }
 
-    /// Writes a checkpoint of the parameters and the whole moments, and moves the links.
+    /// Writes a checkpoint of the parameters and the moments of all ranks, and moves the links.
     ///
     /// # Errors
     /// Parameters that are no numbers; a disk that is full; a file that cannot be written.
-    pub fn save<D: Device, O: Objective<D>>(
+    pub fn save<D: RankDevice, O: Objective<D>>(
         &mut self,
+        world: &World,
+        parts: &Parts,
         device: &D,
         objective: &O,
         state: &TrainState<D>,
-        moments: (&Arena<D>, &Arena<D>),
         counters: &Counters,
     ) -> Result<(), TrainError> {
         let values = state.parameters.all();
@@ -158,7 +161,7 @@ impl<'a> Records<'a> {
         let writer = store.begin(state.step)?;
         let needed = state::checkpoint_bytes(objective.layout());
         writer.require_space(needed)?;
-        state::save(device, objective, &state.parameters, moments, writer.path())
+        state::save(world, parts, device, objective, state, writer.path())
             .map_err(|error| error.or_disk_full(needed))?;
         let stored = StoredState {
             counters: counters.clone(),

@@ -73,7 +73,9 @@ pub fn open_folder(options: &ReaderOptions) -> Result<RunFolder, TrainError> {
 fn starts_anew(options: &ReaderOptions) -> bool {
     let restarts = std::env::var("SLURM_RESTART_COUNT").ok().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     if options.run.new_run && restarts > 0 {
-        tracing::info!("--new-run was for the first start of this job; restart {restarts} goes on with its run");
+        tracing::info!(
+            "--new-run was for the first start of this job; restart {restarts} goes on with its run"
+        );
     }
     options.run.new_run && restarts == 0
 }

@@ -4,11 +4,15 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tercio_comm::World;
 use tercio_engine::{Arena, Device, Layout};
-use tercio_models::weights::{WeightsReader, save_safetensors};
+use tercio_models::weights::{SafetensorsWriter, WeightsReader};
 
 use crate::error::TrainError;
 use crate::objective::Objective;
+use crate::ranks::RankDevice;
+use crate::ranks::parts::Parts;
+use crate::step::TrainState;
 
 /// File of the moments in a checkpoint.
 pub const MOMENTS: &str = "optimizer.safetensors";
@@ -55,23 +59,46 @@ pub fn checkpoint_bytes(layout: &Layout) -> u64 {
     layout.len() as u64 * 12 + (4 << 20)
 }
 
-/// Writes model and moments into a folder.
-pub fn save<D: Device, O: Objective<D>>(
+/// Writes model and moments into a folder, on rank 0; the other ranks hand over their parts of the moments
+/// ([`give_moments`]).
+///
+/// # Errors
+/// A file that cannot be written; a rank was lost.
+pub fn save<D: RankDevice, O: Objective<D>>(
+    world: &World,
+    parts: &Parts,
     device: &D,
     objective: &O,
-    parameters: &Arena<D>,
-    moments: (&Arena<D>, &Arena<D>),
+    state: &TrainState<D>,
     folder: &Path,
 ) -> Result<(), TrainError> {
-    objective.save(device, parameters, folder)?;
-    let mut names = Vec::new();
-    for (prefix, arena) in [("first", moments.0), ("second", moments.1)] {
-        for spec in objective.layout().specs() {
-            names.push((format!("{prefix}.{}", spec.name), spec, device.host(arena.view(spec.place))));
-        }
+    objective.save(device, &state.parameters, folder)?;
+    let specs = objective.layout().specs();
+    let named =
+        |prefix: &'static str| specs.iter().map(move |spec| (format!("{prefix}.{}", spec.name), spec));
+    let names: Vec<_> = named("first").chain(named("second")).collect();
+    let heads = names.iter().map(|(name, spec)| (name.as_str(), spec.shape.as_slice()));
+    let mut out = SafetensorsWriter::create(&folder.join(MOMENTS), heads, &[])?;
+    // The specs lie one after the other in the arena, so its order is that of the file.
+    for moments in [&state.first, &state.second] {
+        parts.gather(world, device, moments, &mut |values| Ok(out.append(values)?))?;
     }
-    let tensors = names.iter().map(|(name, spec, v)| (name.as_str(), spec.shape.as_slice(), v.as_ref()));
-    save_safetensors(&folder.join(MOMENTS), tensors, &[])?;
+    Ok(out.finish()?)
+}
+
+/// This rank's part in a [`save`] by rank 0.
+///
+/// # Errors
+/// A rank was lost, or rank 0 failed.
+pub fn give_moments<D: RankDevice>(
+    world: &World,
+    parts: &Parts,
+    device: &D,
+    state: &TrainState<D>,
+) -> Result<(), TrainError> {
+    for moments in [&state.first, &state.second] {
+        parts.gather(world, device, moments, &mut |_| Ok(()))?;
+    }
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! One optimizer update: shards to gradients along the fixed tree, over groups and then ranks, clipping, Adam.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
@@ -59,8 +60,10 @@ pub enum Update {
 /// What may keep an update from its end.
 #[derive(Clone, Copy)]
 pub struct Watch<'w> {
-    /// The signal that this rank has seen, asked before the update computes anything.
+    /// The signal that this rank has seen, asked before the update begins.
     pub signal: &'w (dyn Fn() -> Option<StopReason> + Sync),
+    /// What the longest save took so far, as far as this rank knows.
+    pub save: Duration,
     /// Whether to give the update up, asked before each shard with the share (0 to 1) of this rank's shards that are left.
     pub give_up: &'w (dyn Fn(f64) -> bool + Sync),
 }
@@ -76,6 +79,7 @@ pub struct Stepper<'a, D: Device, O> {
     world: World,
     parts: Parts,
     spans: Spans,
+    save: Duration,
 }
 
 impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
@@ -105,7 +109,12 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
             world,
             parts,
             spans: Spans::default(),
+            save: Duration::ZERO,
         }
+    }
+    /// What the longest save of any rank took, as told at the begin of the last update.
+    pub fn longest_save(&self) -> Duration {
+        self.save
     }
     /// Where the time of the last update went on this rank.
     pub fn spans(&self) -> &Spans {
@@ -120,7 +129,11 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         state: &mut TrainState<D>,
         examples: &UpdateExamples,
     ) -> Result<UpdateOutcome, TrainError> {
-        match self.update_unless(state, examples, Watch { signal: &|| None, give_up: &|_| false })? {
+        match self.update_unless(
+            state,
+            examples,
+            Watch { signal: &|| None, save: Duration::ZERO, give_up: &|_| false },
+        )? {
             Update::Done(outcome) => Ok(outcome),
             Update::Stopped(_) | Update::Dropped => Err(TrainError::Interrupted),
         }
@@ -149,10 +162,15 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         self.world.at_update(state.step + 1);
         let count = examples.rows.len().div_ceil(self.plan.micro);
         let own = own_shards(self.world.rank(), self.world.size(), &self.plan, count);
+        // One that is told to end has nothing to prepare.
+        let signal = (watch.signal)();
+        let own = if signal.is_some() { 0..0 } else { own };
         let shards = spans.of(Kind::Data, || self.encode(examples, own.clone()))?;
         let sizes = shards.iter().map(|s| self.objective.size(s)).collect();
-        let before = Before { signal: (watch.signal)(), sizes };
+        let before = Before { signal, save: watch.save.as_nanos() as u64, sizes };
         let all = spans.of(Kind::Waiting, || before.exchange(&self.world))?;
+        let save = all.iter().map(|m| m.save).max().unwrap_or(0);
+        self.save = Duration::from_nanos(save);
         if let Some(reason) = strongest(&all) {
             return Ok(Update::Stopped(reason));
         }

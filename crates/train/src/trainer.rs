@@ -18,7 +18,7 @@ use crate::ranks::parts::Parts;
 use crate::ranks::report::Report;
 use crate::records::Records;
 use crate::run::{CheckpointStore, Lease, Signals, StopReason};
-use crate::state::{Best, Counters};
+use crate::state::{self, Best, Counters};
 use crate::step::{Stepper, TrainState, Update, Watch};
 
 /// Slurm's default `KillWait`: seconds between its SIGTERM and its SIGKILL. Source: slurm.conf(5).
@@ -196,7 +196,7 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
         run.grace.begin();
         let signal = || signals.and_then(Signals::requested);
         let give_up = |left| run.grace.is_over(left, signal().is_some());
-        let watch = Watch { signal: &signal, give_up: &give_up };
+        let watch = Watch { signal: &signal, save: run.grace.save(), give_up: &give_up };
         let outcome = match stepper.update_unless(state, &batches.batch(state.step), watch)? {
             Update::Done(outcome) => outcome,
             Update::Stopped(reason) => {
@@ -214,6 +214,7 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
             }
         };
         run.grace.updated();
+        run.grace.saved(stepper.longest_save());
         report.update(state.step, &outcome, stepper.spans());
         run.counters.loss_sum += outcome.loss;
         run.counters.loss_updates += 1;
@@ -312,18 +313,13 @@ impl<D: RankDevice, O: Objective<D>> Loop<'_, D, O> {
 
     fn save(&mut self, state: &TrainState<D>) -> Result<(), TrainError> {
         let start = Instant::now();
-        // Moments that are shared out come together for it.
-        let mut whole = None;
-        if self.parts.is_split() {
-            let gather =
-                |moments| self.parts.gather(self.world, self.device, self.objective.layout(), moments);
-            whole = gather(&state.first)?.zip(gather(&state.second)?);
-        }
-        if let Some(records) = &mut self.records {
-            let moments =
-                whole.as_ref().map_or((&state.first, &state.second), |(first, second)| (first, second));
-            records.save(self.device, self.objective, state, moments, &self.counters)?;
-            self.grace.saved(start.elapsed());
+        let (world, parts, device) = (self.world, self.parts, self.device);
+        match &mut self.records {
+            Some(records) => {
+                records.save(world, parts, device, self.objective, state, &self.counters)?;
+                self.grace.saved(start.elapsed());
+            }
+            None => state::give_moments(world, parts, device, state)?,
         }
         self.saved = Some(state.step);
         Ok(())

@@ -11,7 +11,7 @@ use golden_support::{
 };
 use serde_json::Value;
 use tercio_data::PackedReaderBatch;
-use tercio_engine::{Cpu, Device, Reference, Span, Tape};
+use tercio_engine::{Cpu, Reference, Span, Tape};
 use tercio_models::folder::ModelFolder;
 use tercio_models::t5::{self, LoadedT5};
 use tercio_train::predict::Prediction;

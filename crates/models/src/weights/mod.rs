@@ -18,7 +18,7 @@ pub use error::{Result, WeightsError};
 pub use file::Dtype;
 #[cfg(feature = "hub")]
 pub(crate) use index::shards;
-pub use safetensors::save_safetensors;
+pub use safetensors::{SafetensorsWriter, save_safetensors};
 
 pub(crate) use file::DataFile;
 use torch::ZipCheck;

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::{IgnoredAny, MapAccess};
@@ -125,42 +125,95 @@ pub fn save_safetensors<'a>(
     metadata: &[(&str, &str)],
 ) -> Result<()> {
     let tensors: Vec<_> = tensors.into_iter().collect();
-    let mut header = serde_json::Map::new();
-    if !metadata.is_empty() {
-        let pairs: serde_json::Map<_, _> =
-            metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).into())).collect();
-        header.insert("__metadata__".to_owned(), pairs.into());
-    }
-    let mut end = 0u64;
     for (name, shape, data) in &tensors {
         if checked_numel(shape) != Some(data.len()) {
             let what = format!("expected as many numbers as shape {shape:?} has, found {}", data.len());
             return Err(WeightsError::tensor(path, name, what));
         }
-        let start = end;
-        end += data.len() as u64 * 4;
-        let entry = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [start, end]});
-        if header.insert((*name).to_owned(), entry).is_some() {
-            return Err(WeightsError::tensor(path, name, "it is to be written twice"));
-        }
     }
-    let mut header = serde_json::Value::Object(header).to_string().into_bytes();
-    // Spaces bring the data to a multiple of 8 bytes, as the format's own writer does.
-    header.resize(header.len().next_multiple_of(8), b' ');
-    let file = File::create(path).map_err(|e| WeightsError::io(path, "create", e))?;
-    let write = |mut out: BufWriter<&File>| -> std::io::Result<()> {
-        out.write_all(&(header.len() as u64).to_le_bytes())?;
-        out.write_all(&header)?;
-        let mut bytes = Vec::with_capacity(super::CHUNK);
-        for (_, _, data) in &tensors {
-            for part in data.chunks(super::CHUNK / 4) {
-                bytes.clear();
-                bytes.extend(part.iter().flat_map(|v| v.to_le_bytes()));
-                out.write_all(&bytes)?;
+    let heads = tensors.iter().map(|(name, shape, _)| (*name, *shape));
+    let mut writer = SafetensorsWriter::create(path, heads, metadata)?;
+    for (_, _, data) in &tensors {
+        writer.append(data)?;
+    }
+    writer.finish()
+}
+
+/// A safetensors file that is written piece by piece: the numbers of all tensors, one after the other, need not be in
+/// memory together. The bytes are those of [`save_safetensors`].
+pub struct SafetensorsWriter {
+    path: PathBuf,
+    out: BufWriter<File>,
+    left: u64,
+}
+
+impl SafetensorsWriter {
+    /// Begins a file of f32 tensors of these names and shapes.
+    ///
+    /// # Errors
+    /// As [`save_safetensors`].
+    pub fn create<'a>(
+        path: &Path,
+        tensors: impl IntoIterator<Item = (&'a str, &'a [usize])>,
+        metadata: &[(&str, &str)],
+    ) -> Result<Self> {
+        let mut header = serde_json::Map::new();
+        if !metadata.is_empty() {
+            let pairs: serde_json::Map<_, _> =
+                metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).into())).collect();
+            header.insert("__metadata__".to_owned(), pairs.into());
+        }
+        let mut end = 0u64;
+        for (name, shape) in tensors {
+            let numel = checked_numel(shape).and_then(|n| (n as u64).checked_mul(4)?.checked_add(end));
+            let start = end;
+            end = numel
+                .ok_or_else(|| WeightsError::tensor(path, name, format!("its shape {shape:?} overflows")))?;
+            let entry = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [start, end]});
+            if header.insert(name.to_owned(), entry).is_some() {
+                return Err(WeightsError::tensor(path, name, "it is to be written twice"));
             }
         }
-        out.flush()?;
-        file.sync_all()
-    };
-    write(BufWriter::new(&file)).map_err(|e| WeightsError::io(path, "write", e))
+        let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+        // Spaces bring the data to a multiple of 8 bytes, as the format's own writer does.
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let file = File::create(path).map_err(|e| WeightsError::io(path, "create", e))?;
+        let mut writer =
+            SafetensorsWriter { path: path.to_owned(), out: BufWriter::new(file), left: end / 4 };
+        writer.write(&(header.len() as u64).to_le_bytes())?;
+        writer.write(&header)?;
+        Ok(writer)
+    }
+    /// The next numbers, in the order of the tensors.
+    ///
+    /// # Errors
+    /// [`WeightsError::Io`] (a full disk), or more numbers than the shapes have.
+    pub fn append(&mut self, data: &[f32]) -> Result<()> {
+        let left = self.left.checked_sub(data.len() as u64);
+        self.left = left.ok_or_else(|| {
+            let what = format!("{} numbers too many came", data.len() as u64 - self.left);
+            WeightsError::io(&self.path, "write", std::io::Error::other(what))
+        })?;
+        let mut bytes = Vec::with_capacity(super::CHUNK);
+        for part in data.chunks(super::CHUNK / 4) {
+            bytes.clear();
+            bytes.extend(part.iter().flat_map(|v| v.to_le_bytes()));
+            self.write(&bytes)?;
+        }
+        Ok(())
+    }
+    /// Syncs the whole file.
+    ///
+    /// # Errors
+    /// As [`SafetensorsWriter::append`]; numbers are missing.
+    pub fn finish(mut self) -> Result<()> {
+        let done = match self.left {
+            0 => self.out.flush().and_then(|()| self.out.get_ref().sync_all()),
+            n => Err(std::io::Error::other(format!("{n} numbers are missing"))),
+        };
+        done.map_err(|e| WeightsError::io(&self.path, "write", e))
+    }
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.out.write_all(bytes).map_err(|e| WeightsError::io(&self.path, "write", e))
+    }
 }

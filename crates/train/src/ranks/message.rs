@@ -10,6 +10,8 @@ use crate::run::StopReason;
 pub struct Before {
     /// The signal that it has seen.
     pub signal: Option<StopReason>,
+    /// Nanoseconds that the longest save took so far: rank 0 saves, and all have to know whether one fits.
+    pub save: u64,
     /// Sizes of its shards.
     pub sizes: Vec<ShardSize>,
 }
@@ -38,10 +40,10 @@ impl Before {
     fn words(&self) -> Vec<u64> {
         let sizes =
             self.sizes.iter().flat_map(|s| [s.tokens, s.padded_tokens, s.count, s.inputs, s.truncated]);
-        [code(self.signal)].into_iter().chain(sizes).collect()
+        [code(self.signal), self.save].into_iter().chain(sizes).collect()
     }
     fn of(words: &[u64]) -> Option<Before> {
-        let (first, rest) = words.split_first()?;
+        let (&[told, save], rest) = words.split_first_chunk::<2>()?;
         let (sizes, []) = rest.as_chunks::<5>() else { return None };
         let size = |&[tokens, padded_tokens, count, inputs, truncated]: &[u64; 5]| ShardSize {
             tokens,
@@ -50,7 +52,7 @@ impl Before {
             inputs,
             truncated,
         };
-        Some(Before { signal: signal(*first), sizes: sizes.iter().map(size).collect() })
+        Some(Before { signal: signal(told), save, sizes: sizes.iter().map(size).collect() })
     }
     /// All ranks' messages, in the order of ranks.
     ///
@@ -83,7 +85,7 @@ impl After {
 /// # Errors
 /// A rank was lost or failed.
 pub fn agree_on_signal(world: &World, own: Option<StopReason>) -> Result<Option<StopReason>, CommError> {
-    let all = Before { signal: own, sizes: Vec::new() }.exchange(world)?;
+    let all = Before { signal: own, ..Before::default() }.exchange(world)?;
     Ok(strongest(&all))
 }
 
@@ -124,11 +126,11 @@ mod tests {
     fn messages_come_back_as_they_went() {
         let size =
             |n| ShardSize { tokens: n, padded_tokens: n + 1, count: 3, inputs: 4, truncated: u64::MAX };
-        let before = Before { signal: Some(StopReason::User1), sizes: vec![size(5), size(6)] };
+        let before = Before { signal: Some(StopReason::User1), save: 9, sizes: vec![size(5), size(6)] };
         assert_eq!(Before::of(&before.words()), Some(before.clone()));
         let after = After { dropped: true, losses: vec![-0.0, 1.5, f64::INFINITY] };
         assert_eq!(After::of(&after.words()), Some(after));
-        assert_eq!((Before::of(&[]), Before::of(&[0, 1, 2])), (None, None));
+        assert_eq!((Before::of(&[]), Before::of(&[0, 1, 2, 3])), (None, None));
         let none = Before::default();
         let ctrl_c = Before { signal: Some(StopReason::Interrupt), ..none.clone() };
         assert_eq!(strongest(&[none.clone(), before, ctrl_c]), Some(StopReason::Interrupt));

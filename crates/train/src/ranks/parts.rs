@@ -7,6 +7,7 @@ use tercio_comm::{CommError, Leave, World};
 use tercio_engine::{Arena, Device, Layout};
 
 use super::RankDevice;
+use crate::error::TrainError;
 
 /// Elements of a bucket at least, where layers are small.
 const LEAST: usize = 1 << 20;
@@ -93,34 +94,38 @@ impl Parts {
         pieces.sort_by_key(|(start, _)| *start);
         Ok(pieces.iter().flat_map(|(_, sums)| *sums).sum())
     }
-    /// Moments of the whole arena from everybody's, on rank 0; `None` elsewhere.
+    /// Moments of the whole arena, in its order, from everybody's parts: handed to `take` on rank 0, a piece at a time, so
+    /// that nobody ever holds more than a bucket beside its own.
     ///
     /// # Errors
-    /// A rank was lost or failed.
+    /// What `take` returns; a rank was lost or failed.
     pub fn gather<D: RankDevice>(
         &self,
         world: &World,
         device: &D,
-        layout: &Layout,
         moments: &Arena<D>,
-    ) -> Result<Option<Arena<D>>, CommError> {
-        let mut whole = world.is_main().then(|| Arena::zeros(device, layout));
-        for ((own, at), parts) in self.own.iter().zip(&self.owned) {
-            // A bucket at a time, so that rank 0 never holds more than that beside the whole.
+        take: &mut dyn FnMut(&[f32]) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        if !self.is_split() {
+            return if world.is_main() { take(&device.host(moments.all())) } else { Ok(()) };
+        }
+        // Buckets go from the arena's end to its start.
+        for ((own, at), parts) in self.own.iter().zip(&self.owned).rev() {
             let values = device.host(moments.range(*at..at + own.len()));
             let all = world.gather_bytes(values.iter().flat_map(|v| v.to_le_bytes()).collect())?;
-            let Some(whole) = &mut whole else { continue };
-            for (bytes, part) in all.iter().zip(parts) {
+            let mut pieces: Vec<_> = all.iter().zip(parts).collect();
+            pieces.sort_by_key(|(_, part)| part.start);
+            for (bytes, part) in pieces {
                 let (values, rest) = bytes.as_chunks::<4>();
                 if values.len() != part.len() || !rest.is_empty() {
                     let what = format!("{} bytes came for {} moments", bytes.len(), part.len());
-                    return Err(CommError::Protocol(what));
+                    return Err(CommError::Protocol(what).into());
                 }
                 let values: Vec<f32> = values.iter().map(|v| f32::from_le_bytes(*v)).collect();
-                device.write(whole.range_mut(part.clone()), &values);
+                take(&values)?;
             }
         }
-        Ok(whole)
+        Ok(())
     }
     /// This rank's moments, from the `whole` ones of rank 0 (`None` elsewhere).
     ///
@@ -186,5 +191,12 @@ mod tests {
         assert_eq!(parts.square_sum(&world, &device, &g).unwrap(), 40_015.0 / 4.0);
         let same = parts.scatter(&world, &device, Some(g)).unwrap();
         assert_eq!(same.len(), layout.len());
+        let mut taken = 0;
+        let take = &mut |values: &[f32]| {
+            taken += values.iter().filter(|v| **v == 0.5).count();
+            Ok(())
+        };
+        parts.gather(&world, &device, &same, take).unwrap();
+        assert_eq!(taken, layout.len());
     }
 }
