@@ -18,7 +18,7 @@ fn assert_orderly(trial: &Trial) {
 fn two_nodes_of_two_tasks_train_like_one_process() {
     let trial = Trial::new(2, &[]);
     let job = trial.cluster.submit(&trial.script(2, ""), &[]);
-    trial.wait_update(3);
+    trial.wait_update(&job, 3);
     let ranks = trial.ranks(4);
     // Each in its own node: the first two on node1.
     let on_node1 = trial.cluster.tool("pids", &["node1"]);
@@ -34,7 +34,7 @@ fn two_nodes_of_two_tasks_train_like_one_process() {
 fn the_warning_before_the_limit_saves_and_requeues() {
     let trial = Trial::new(2, &[]);
     let job = trial.cluster.submit(&trial.script(2, ""), &[]);
-    trial.wait_update(13);
+    trial.wait_update(&job, 13);
     let first = trial.ranks(4);
     job.cancel(&["--signal=USR1"]);
     wait_gone(&first, PATIENCE);
@@ -55,7 +55,7 @@ fn the_warning_before_the_limit_saves_and_requeues() {
 fn preempted(settings: &[(&str, &str)]) {
     let trial = Trial::new(2, settings);
     let job = trial.cluster.submit(&trial.script(2, ""), &["--partition=low", "--exclusive"]);
-    trial.wait_update(13);
+    trial.wait_update(&job, 13);
     let first = trial.ranks(4);
     trial.place.write("high.sh", "#!/bin/bash\n#SBATCH --output=/dev/null\nsleep 1\n");
     let flags = ["--partition=high", "--nodes=2", "--exclusive"];
@@ -87,7 +87,7 @@ fn preemption_with_grace() {
 fn scancel_saves_and_the_job_stays_cancelled() {
     let trial = Trial::new(2, &[]);
     let job = trial.cluster.submit(&trial.script(2, ""), &[]);
-    trial.wait_update(13);
+    trial.wait_update(&job, 13);
     let ranks = trial.ranks(4);
     job.cancel(&[]);
     wait_gone(&ranks, PATIENCE);

@@ -21,7 +21,7 @@ fn assert_went_on(trial: &Trial) {
 fn a_power_cut_of_a_node() {
     let trial = Trial::new(3, &[]);
     let job = trial.cluster.submit(&trial.script(2, REQUEUE), &["--exclusive"]);
-    trial.wait_update(SAVE + 3);
+    trial.wait_update(&job, SAVE + 3);
     let first = trial.ranks(4);
     trial.cluster.tool("node-kill", &["node2"]);
     wait_gone(&first, GONE_AFTER);
@@ -39,7 +39,7 @@ fn a_power_cut_of_a_node() {
 fn a_killed_task() {
     let trial = Trial::new(2, &[]);
     let job = trial.cluster.submit(&trial.written_script(2, &["--sbatch", &output_flag(&trial)]), &[]);
-    trial.wait_update(SAVE + 3);
+    trial.wait_update(&job, SAVE + 3);
     let first = trial.ranks(4);
     first[3].send(Signal::KILL);
     wait_gone(&first, GONE_AFTER);
@@ -57,7 +57,7 @@ fn output_flag(trial: &Trial) -> String {
 fn a_cut_cable() {
     let trial = Trial::new(3, &[("NET", "1")]);
     let job = trial.cluster.submit(&trial.script(2, REQUEUE), &["--exclusive"]);
-    trial.wait_update(SAVE + 3);
+    trial.wait_update(&job, SAVE + 3);
     let first = trial.ranks(4);
     trial.cluster.tool("link", &["node2", "down"]);
     // On both sides of the cut: nobody waits for the other longer than the setting says.
@@ -75,7 +75,7 @@ fn a_cut_cable() {
 fn dead_daemons_and_an_old_attempt_that_lives_on() {
     let trial = Trial::new(4, &[("NET", "1")]);
     let job = trial.cluster.submit(&trial.script(2, ""), &["--exclusive"]);
-    trial.wait_update(3);
+    trial.wait_update(&job, 3);
     let first = trial.ranks(4);
     // Slurm loses both nodes and starts the job elsewhere; the ranks feel nothing and train on.
     for node in ["node1", "node2"] {

@@ -40,10 +40,8 @@ impl Trial {
     /// The command of a run; updates that take long enough to be disturbed.
     fn command(&self, name: &str) -> Command {
         let (total, save) = (TOTAL.to_string(), SAVE.to_string());
-        self.place.command(
-            name,
-            &["--global_batch_size", "16", "--total_steps", &total, "--save_freq", &save],
-        )
+        self.place
+            .command(name, &["--global_batch_size", "16", "--total_steps", &total, "--save_freq", &save])
     }
     /// `tercio train reader ...` as words of a shell.
     fn words(&self) -> String {
@@ -77,9 +75,13 @@ impl Trial {
         self.place.write("job.sh", std::str::from_utf8(&output.stdout).unwrap());
         self.place.path("job.sh")
     }
-    /// Waits until the run has logged this update.
-    pub fn wait_update(&self, step: u64) {
+    /// Waits until the job's run has logged this update.
+    pub fn wait_update(&self, job: &Job, step: u64) {
         wait_until(&format!("update {step} is logged"), || {
+            assert!(
+                matches!(job.state().as_str(), "PENDING" | "RUNNING"),
+                "the job ended before update {step}"
+            );
             support::losses(&self.run()).last().is_some_and(|last| last.0 >= step)
         });
     }
