@@ -64,6 +64,9 @@ unsafe impl Send for Mpi {}
 /// MPI was started before in this process; it cannot be called from several threads; it knows another number of ranks, or
 /// this one by another number.
 pub fn open(opening: &Opening) -> Result<Box<dyn Carrier>, CommError> {
+    if opening.size > 1 && only_slurm(&|name| std::env::var_os(name).is_some()) {
+        return Err(CommError::Rendezvous(format!("srun did not tell MPI of the ranks: {SRUN}")));
+    }
     let (universe, threading) = mpi::initialize_with_threading(Threading::Serialized)
         .ok_or_else(|| CommError::Rendezvous("MPI was already started in this process".into()))?;
     let peers = (0..opening.size).map(|_| Peer::default()).collect();
@@ -81,10 +84,9 @@ pub fn open(opening: &Opening) -> Result<Box<dyn Carrier>, CommError> {
     // SAFETY: as above.
     check("MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(world, &mut rank) })?;
     if size as usize != opening.size || rank as usize != opening.rank {
-        let advice = if size == 1 {
-            "; MPI was not told of the others: start it by mpirun, or by srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
-        } else {
-            ": one launcher should number both"
+        let advice = match size {
+            1 => format!("; MPI was not told of the others: start them by mpirun; under Slurm {SRUN}"),
+            _ => ": one launcher should number both".into(),
         };
         return Err(CommError::Rendezvous(format!(
             "MPI counts rank {rank} of {size}, but this is rank {} of {}{advice}",
@@ -100,6 +102,15 @@ pub fn open(opening: &Opening) -> Result<Box<dyn Carrier>, CommError> {
     })?;
     carrier.abandoned = false;
     Ok(Box::new(carrier))
+}
+
+/// What to do when Slurm started the ranks.
+const SRUN: &str =
+    "start them by srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 (MPICH), or choose --backend tcp";
+
+/// Whether srun started this process and set nothing that an MPI library reads: Open MPI would end the process.
+fn only_slurm(has: &dyn Fn(&str) -> bool) -> bool {
+    has("SLURM_PROCID") && !["PMIX_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK"].into_iter().any(has)
 }
 
 /// An MPI function's answer.
@@ -299,5 +310,20 @@ impl Drop for Mpi {
             // SAFETY: our own communicator, without messages on their way.
             unsafe { ffi::MPI_Comm_free(&mut self.comm) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn srun_without_a_word_to_mpi_is_seen_before_mpi_starts() {
+        let given = |names: &'static [&str]| move |name: &str| names.contains(&name);
+        assert!(only_slurm(&given(&["SLURM_PROCID"])));
+        assert!(!only_slurm(&given(&["SLURM_PROCID", "PMIX_RANK"])));
+        assert!(!only_slurm(&given(&["SLURM_PROCID", "PMI_RANK"])));
+        assert!(!only_slurm(&given(&["OMPI_COMM_WORLD_RANK"])));
+        assert!(!only_slurm(&given(&[])));
     }
 }
