@@ -97,7 +97,8 @@ fn strangers_disturb_nobody() {
 fn a_wrong_secret_is_refused() {
     let meeting = meeting();
     let stranger = Place { secret: "another".into(), ..place(1, 2, &meeting) };
-    let results = join_all(&[place(0, 2, &meeting), stranger], &quick());
+    let settings = Settings { join_timeout: Duration::from_secs(5), ..quick() };
+    let results = join_all(&[place(0, 2, &meeting), stranger], &settings);
     assert!(error(&results[0]).contains("rank 1 (1 of 2) did not come"), "{}", error(&results[0]));
     assert!(error(&results[1]).contains("another secret"), "{}", error(&results[1]));
     assert!(!error(&results[1]).contains("the secret of"));
@@ -171,11 +172,7 @@ fn odd_meeting_places_are_named() {
 #[test]
 fn rank_0_may_come_late_and_ipv6_works() {
     for host in ["[::1]", "127.0.0.1", "localhost"] {
-        let Ok(probe) = TcpListener::bind((host.trim_matches(['[', ']']), 0)) else {
-            panic!("{host} does not work here");
-        };
-        let meeting = format!("{host}:{}", probe.local_addr().unwrap().port());
-        drop(probe);
+        let meeting = format!("{host}:{}", free_port(host.trim_matches(['[', ']'])));
         let settings = settings(Backend::Tcp);
         std::thread::scope(|scope| {
             let early: Vec<_> = (1..3)
@@ -366,7 +363,7 @@ fn a_rank_that_ended_early_is_named() {
 fn a_latecomer_is_refused_and_the_run_goes_on() {
     let meeting = meeting();
     let worlds = join_all(&[place(0, 2, &meeting), place(1, 2, &meeting)], &settings(Backend::Tcp));
-    let text = error(&World::join(&place(1, 2, &meeting), &quick()));
+    let text = error(&World::join(&place(1, 2, &meeting), &settings(Backend::Tcp)));
     assert!(text.contains("rank 1 is here twice"), "{text}");
     std::thread::scope(|scope| {
         let threads: Vec<_> =

@@ -1,5 +1,6 @@
 //! A carrier that damages one byte, or loses a connection: what the ranks say of it.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::reduce;
@@ -47,7 +48,10 @@ impl Carrier for Bad {
 
 /// Sums over two ranks, of which rank 1 has a bad carrier; what both say.
 fn errors(at: usize, cut: bool) -> Vec<String> {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // Below the ports of outgoing connections, of which tests at the same time make many.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let draw = std::process::id().wrapping_mul(2654435761) >> 8;
+    let port = 10_001 + draw.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 10_000;
     let settings = Settings {
         backend: Backend::Tcp,
         join_timeout: Duration::from_secs(60),

@@ -5,14 +5,21 @@
 pub mod suite;
 
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tercio_comm::place::Starter;
 use tercio_comm::{Backend, CommError, Place, Settings, World};
 
-/// A port that is free now.
+/// A port that is free now. Not one of those that the system gives to outgoing connections: tests at the same time make
+/// many, and one of them would have it before rank 0 does.
 pub fn free_port(host: &str) -> u16 {
-    TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(2654435761) >> 8;
+    (0..12_000)
+        .map(|_| 20_001 + (start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000) as u16)
+        .find(|port| TcpListener::bind((host, *port)).is_ok())
+        .expect("no port is free")
 }
 
 /// The place of a rank.
