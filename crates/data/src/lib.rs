@@ -9,6 +9,7 @@
 
 pub mod answers;
 pub mod baselines;
+mod byt5;
 mod charsmap;
 pub mod check;
 pub mod draw;

@@ -1,4 +1,4 @@
-//! Text to token ids and back: a `tokenizer.json`, or a `spiece.model` where only that is there.
+//! Text to token ids and back: a `tokenizer.json`, or a `spiece.model` where only that is there, or byT5's bytes.
 //!
 //! The files of a model folder are kept in memory, so that a saved model has the same ones, byte for byte.
 
@@ -9,6 +9,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::byt5::{self, Bytes};
 use crate::charsmap;
 use crate::error::DataError;
 use crate::spiece;
@@ -34,12 +35,17 @@ pub(crate) struct SpecialNames {
 
 /// A tokenizer with its special ids; can be shared between threads.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Inner,
     files: Vec<(&'static str, Vec<u8>)>,
     pad: u32,
     eos: u32,
     unk: Option<u32>,
     vocab_size: usize,
+}
+
+enum Inner {
+    Pipeline(Box<tokenizers::Tokenizer>),
+    Bytes(Bytes),
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -52,7 +58,8 @@ impl std::fmt::Debug for Tokenizer {
 impl Tokenizer {
     /// Loads the tokenizer of a model folder: `tokenizer.json` if it is there, else `spiece.model`. Truncation
     /// and padding that the file asks for are switched off. The names of the special tokens and the number of
-    /// `<extra_id_N>` come from `tokenizer_config.json` if it is there, else T5's (`<pad>`, `</s>`, `<unk>`, 100).
+    /// `<extra_id_N>` come from `tokenizer_config.json` if it is there, else T5's (`<pad>`, `</s>`, `<unk>`, 100). Where
+    /// neither file is there and `tokenizer_config.json` or `config.json` names the class `ByT5Tokenizer`, it is byT5's.
     ///
     /// # Errors
     /// If neither file is there, or a file is damaged, too large, or lacks the padding or end token.
@@ -94,11 +101,14 @@ impl Tokenizer {
             let extra =
                 config["extra_ids"].as_u64().map_or(100, |n| usize::try_from(n).unwrap_or(usize::MAX));
             (SPIECE, guarded(|| spiece::build(bytes, &names, extra)))
+        } else if is_byt5(dir, &config)? {
+            return Tokenizer::bytes(dir, &config, &names, files);
         } else {
             return Err(DataError::file(
                 dir,
                 format!(
-                    "expected {JSON} or {SPIECE} in this folder, found neither; name a model folder that has one"
+                    "expected {JSON} or {SPIECE} in this folder (or `tokenizer_class` \"{}\" in {CONFIG}), found neither; name a model folder that has one",
+                    byt5::CLASS
                 ),
             ));
         };
@@ -129,10 +139,34 @@ impl Tokenizer {
             let json = inner.to_string(true).map_err(|e| DataError::file(&path, e.to_string()))?;
             files.insert(0, (JSON, json.into_bytes()));
         }
+        let inner = Inner::Pipeline(Box::new(inner));
         let tokenizer = Tokenizer { inner, files, pad, eos, unk, vocab_size };
         // a pipeline that cannot encode at all is refused now and not at the first example
         tokenizer.encode("question: a").map_err(|e| DataError::file(&path, e.to_string()))?;
         Ok(tokenizer)
+    }
+
+    fn bytes(
+        dir: &Path,
+        config: &Value,
+        names: &SpecialNames,
+        mut files: Vec<(&'static str, Vec<u8>)>,
+    ) -> Result<Tokenizer, DataError> {
+        let bytes = Bytes::new(config, names).map_err(|e| DataError::file(&dir.join(CONFIG), e))?;
+        let id = |name: &str, what: &str| {
+            bytes.id(name).ok_or_else(|| {
+                let what = format!("expected the {what} token {name:?} among the added tokens, found none; name it in {CONFIG}");
+                DataError::file(&dir.join(CONFIG), what)
+            })
+        };
+        let (pad, eos, unk) = (id(&names.pad, "padding")?, id(&names.eos, "end")?, bytes.id(&names.unk));
+        if config["tokenizer_class"] != byt5::CLASS {
+            // a folder of these files alone must be known again
+            files.retain(|(name, _)| *name != CONFIG);
+            files.push((CONFIG, Bytes::config(config)));
+        }
+        let vocab_size = bytes.size();
+        Ok(Tokenizer { inner: Inner::Bytes(bytes), files, pad, eos, unk, vocab_size })
     }
 
     /// Token ids of a text; no special tokens are added, those written in the text are recognised.
@@ -140,7 +174,11 @@ impl Tokenizer {
     /// # Errors
     /// If the pipeline of a strange tokenizer file fails on the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        guarded(|| self.inner.encode_fast(text, false).map_err(|e| e.to_string()))
+        let pipeline = match &self.inner {
+            Inner::Pipeline(pipeline) => pipeline,
+            Inner::Bytes(bytes) => return Ok(bytes.encode(text)),
+        };
+        guarded(|| pipeline.encode_fast(text, false).map_err(|e| e.to_string()))
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|e| DataError::Text(format!("expected a text that the tokenizer takes, found that it fails ({e}); look at the tokenizer file")))
     }
@@ -150,7 +188,11 @@ impl Tokenizer {
     /// # Errors
     /// If the decoder of a strange tokenizer file fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
-        guarded(|| self.inner.decode(ids, true).map_err(|e| e.to_string()))
+        let pipeline = match &self.inner {
+            Inner::Pipeline(pipeline) => pipeline,
+            Inner::Bytes(bytes) => return Ok(bytes.decode(ids)),
+        };
+        guarded(|| pipeline.decode(ids, true).map_err(|e| e.to_string()))
             .map_err(|e| DataError::Text(format!("expected ids that the tokenizer can decode, found that it fails ({e}); look at the tokenizer file")))
     }
 
@@ -174,7 +216,8 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// The files that make the tokenizer, by name: `tokenizer.json` always, others as the source folder had them.
+    /// The files that make the tokenizer, by name: `tokenizer.json` always (byT5's has none), others as the source folder
+    /// had them.
     pub fn files(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.files.iter().map(|(name, bytes)| (*name, bytes.as_slice()))
     }
@@ -190,6 +233,16 @@ impl Tokenizer {
         }
         Ok(())
     }
+}
+
+/// Whether the folder's files, of which none is a vocabulary, name byT5's tokenizer.
+fn is_byt5(dir: &Path, config: &Value) -> Result<bool, DataError> {
+    if let Value::String(class) = &config["tokenizer_class"] {
+        return Ok(class == byt5::CLASS);
+    }
+    let Some(bytes) = read(&dir.join("config.json"), 1 << 20)? else { return Ok(false) };
+    let model: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    Ok(model["tokenizer_class"] == byt5::CLASS)
 }
 
 /// Runs library code that may panic on hostile input.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use tercio_engine::{AttentionShape, Device, Layout, Param, RelativeBuckets, Span, Tape, Var};
 
-pub use config::{ConfigError, T5Config};
+pub use config::{ConfigError, T5Config, T5Family};
 pub use generate::{Generation, GenerationRequest};
 pub use weights::{Initialization, LoadedT5, T5Error, T5Headers, save};
 
@@ -187,9 +187,8 @@ impl T5 {
     pub fn needs_key_positions(&self) -> bool {
         self.cross_bias.is_some()
     }
-    /// Factor on the decoder's output before the vocabulary: d_model^-0.5 when the head is the embedding.
     fn logit_factor(&self) -> f64 {
-        if self.config.tied { 1.0 / (self.config.d_model as f64).sqrt() } else { 1.0 }
+        self.config.logit_factor()
     }
 
     fn shape(

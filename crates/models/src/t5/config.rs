@@ -3,9 +3,20 @@
 use serde_json::{Map, Value};
 use tercio_engine::{Activation, Span};
 
+/// Which of the published relatives a model is: the same architecture, other defaults and another name in `config.json`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum T5Family {
+    /// T5, T5 v1.1, Flan-T5, T5-efficient and byT5 (`model_type` "t5").
+    T5,
+    /// mT5 (`model_type` "mt5"): gated, and its output is never scaled.
+    MT5,
+}
+
 /// The shape of a T5 model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {
+    /// The relative.
+    pub family: T5Family,
     /// Rows of the embedding (at least the tokenizer's size).
     pub vocab_size: usize,
     /// Width of the hidden states.
@@ -34,6 +45,9 @@ pub struct T5Config {
     pub gated: bool,
     /// Whether the vocabulary head is the embedding (T5 v1.0). Decided by the tensors of a file, not by its config.
     pub tied: bool,
+    /// Whether the decoder's output is scaled by d_model^-0.5 before the vocabulary head, where that is said apart from
+    /// `tied`; `None`: it is where the head is the embedding.
+    pub scale_decoder_outputs: Option<bool>,
     /// Whether cross-attention has a relative bias table (readers trained with the 2020 library).
     pub cross_attention_bias: bool,
     /// Id of padding, which also starts the decoder.
@@ -58,7 +72,7 @@ pub enum ConfigError {
         found: String,
     },
     /// Another architecture.
-    #[error("model_type is {0}, a reader needs a T5 model (model_type \"t5\")")]
+    #[error("model_type is {0}, a reader needs a T5, byT5 or mT5 model (model_type \"t5\" or \"mt5\")")]
     Architecture(String),
     /// Sizes that each could be, and together are no model's.
     #[error("the sizes make a model of more than 2^40 values; the file is damaged")]
@@ -86,11 +100,12 @@ impl T5Config {
             expected,
             found: found.map_or("nothing".into(), |v| v.to_string()),
         };
-        if let Some(kind) = json.get("model_type")
-            && kind != "t5"
-        {
-            return Err(ConfigError::Architecture(kind.to_string()));
-        }
+        let family = match json.get("model_type") {
+            None => T5Family::T5,
+            Some(Value::String(kind)) if kind == "t5" => T5Family::T5,
+            Some(Value::String(kind)) if kind == "mt5" => T5Family::MT5,
+            Some(kind) => return Err(ConfigError::Architecture(kind.to_string())),
+        };
         let size = |field: &'static str, default: Option<u64>| match json.get(field) {
             None | Some(Value::Null) => default.ok_or_else(|| bad(field, "a positive number", None)),
             Some(v) => v
@@ -119,6 +134,7 @@ impl T5Config {
                 .ok_or_else(|| bad(field, "a number in its range", Some(v))),
         };
         let projection = match json.get("feed_forward_proj") {
+            None | Some(Value::Null) if family == T5Family::MT5 => "gated-gelu",
             None | Some(Value::Null) => "relu",
             Some(v) => v.as_str().ok_or_else(|| bad("feed_forward_proj", "a name", Some(v)))?,
         };
@@ -154,6 +170,7 @@ impl T5Config {
             ));
         }
         let config = T5Config {
+            family,
             vocab_size: vocab_size as usize,
             d_model: size("d_model", None)? as usize,
             d_kv: size("d_kv", None)? as usize,
@@ -168,6 +185,13 @@ impl T5Config {
             activation,
             gated,
             tied: json.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(true),
+            // Hugging Face's mT5 never scales; its T5 does unless the file says otherwise.
+            scale_decoder_outputs: match (json.get("scale_decoder_outputs"), family) {
+                (Some(Value::Bool(scaled)), _) => Some(*scaled),
+                (None | Some(Value::Null), T5Family::T5) => None,
+                (None | Some(Value::Null), T5Family::MT5) => Some(false),
+                (other, _) => return Err(bad("scale_decoder_outputs", "true or false", other)),
+            },
             cross_attention_bias: false,
             decoder_start_token_id: id("decoder_start_token_id", 0)?,
             eos_token_id: id("eos_token_id", 1)?,
@@ -192,6 +216,12 @@ impl T5Config {
         embeddings + encoder + decoder + 2 * d + tables
     }
 
+    /// Factor on the decoder's output before the vocabulary head: d_model^-0.5 or 1.
+    pub fn logit_factor(&self) -> f64 {
+        let scaled = self.scale_decoder_outputs.unwrap_or(self.tied);
+        if scaled { 1.0 / libm::sqrt(self.d_model as f64) } else { 1.0 }
+    }
+
     /// Whether the targets are so short that attending to the encoder's states themselves is cheaper than forming keys and
     /// values of them: seven products of query rows with states against six of states with weights, with some margin.
     /// `queries` and `keys`: target positions and encoder tokens of each question. A function of the shard alone, like all
@@ -213,6 +243,7 @@ impl T5Config {
             _ => return None,
         };
         Some(T5Config {
+            family: T5Family::T5,
             vocab_size: 32128,
             d_model,
             d_kv,
@@ -227,6 +258,7 @@ impl T5Config {
             activation: Activation::Relu,
             gated: false,
             tied: true,
+            scale_decoder_outputs: None,
             cross_attention_bias: false,
             decoder_start_token_id: 0,
             eos_token_id: 1,
@@ -249,8 +281,12 @@ impl T5Config {
         let mut set = |key: &str, value: Value| {
             json.insert(key.into(), value);
         };
-        set("architectures", vec!["T5ForConditionalGeneration"].into());
-        set("model_type", "t5".into());
+        let (architecture, kind) = match self.family {
+            T5Family::T5 => ("T5ForConditionalGeneration", "t5"),
+            T5Family::MT5 => ("MT5ForConditionalGeneration", "mt5"),
+        };
+        set("architectures", vec![architecture].into());
+        set("model_type", kind.into());
         set("is_encoder_decoder", true.into());
         set("vocab_size", self.vocab_size.into());
         set("d_model", self.d_model.into());
@@ -267,10 +303,15 @@ impl T5Config {
         // Hugging Face derives these two from feed_forward_proj and must not find others here.
         json.remove("dense_act_fn");
         json.remove("is_gated_act");
+        json.shift_remove("scale_decoder_outputs");
         let mut set = |key: &str, value: Value| {
             json.insert(key.into(), value);
         };
         set("tie_word_embeddings", self.tied.into());
+        match (self.family, self.scale_decoder_outputs) {
+            (_, None) | (T5Family::MT5, Some(false)) => {}
+            (_, Some(scaled)) => set("scale_decoder_outputs", scaled.into()),
+        }
         set("decoder_start_token_id", self.decoder_start_token_id.into());
         set("eos_token_id", self.eos_token_id.into());
         set("initializer_factor", self.initializer_factor.into());

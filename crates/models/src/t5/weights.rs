@@ -162,6 +162,10 @@ impl T5 {
         let mut weights = folder.weights()?;
         let found = fid_layout::normalize(&mut weights)?;
         config.tied = found.tied;
+        // What Hugging Face saves of an untied model whose head happens to be the embedding: it does not scale.
+        if found.tied && json.get("tie_word_embeddings") == Some(&Value::Bool(false)) {
+            config.scale_decoder_outputs.get_or_insert(false);
+        }
         config.cross_attention_bias = found.cross_attention_bias;
         let model = T5::new(config);
         let path = || folder.path().to_owned();
