@@ -89,6 +89,17 @@ fn a_rank_0_that_fails_or_dies_ends_the_others() {
 }
 
 #[test]
+fn a_loss_that_is_no_number_is_said_once() {
+    let place = Place::new();
+    let ends = train(&place, "a", 2, &["--lr", "1e30"]).finish();
+    assert_eq!(codes(&ends), [Some(1); 2], "{}{}", ends[0].stderr, ends[1].stderr);
+    assert!(ends[0].stderr.contains("is not finite; the update was not applied"), "{}", ends[0].stderr);
+    assert_eq!(ends[1].stderr, "", "rank 0 has said it");
+    let log = std::fs::read_to_string(place.run_dir("a").join("run.log")).unwrap();
+    assert!(log.contains("ERROR update "), "{log}");
+}
+
+#[test]
 fn a_rank_that_finds_a_bad_example_is_named() {
     let place = Place::new();
     let good = questions(24);

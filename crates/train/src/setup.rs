@@ -69,13 +69,12 @@ pub fn open_folder(options: &ReaderOptions) -> Result<RunFolder, TrainError> {
     Ok(RunFolder { dir, lease, store })
 }
 
-/// Whether `--new-run` was given, and this is not the same job of Slurm started once more: that one goes on.
+/// Whether `--new-run` was given, and this is not the same command started once more by its launcher or by Slurm: that one
+/// goes on.
 fn starts_anew(options: &ReaderOptions) -> bool {
-    let restarts = std::env::var("SLURM_RESTART_COUNT").ok().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+    let restarts = tercio_comm::place::restarts(&|name| std::env::var(name).ok());
     if options.run.new_run && restarts > 0 {
-        tracing::info!(
-            "--new-run was for the first start of this job; restart {restarts} goes on with its run"
-        );
+        tracing::info!("--new-run was for the first start; restart {restarts} goes on with its run");
     }
     options.run.new_run && restarts == 0
 }

@@ -31,18 +31,16 @@ pub fn open_among(
     cache: Option<&Path>,
     broadcast: bool,
 ) -> Result<Questions, TrainError> {
-    let scratch = match cache {
-        Some(_) => None,
-        None => Some(ScratchFolder::new()?),
+    // What is open can be read after its name is gone, so that nothing of it outlives the process.
+    let scratch = ScratchFolder::new()?;
+    let sent = match broadcast && world.size() > 1 {
+        true => send_file(world, path, scratch.path())?,
+        false => None,
     };
-    let mut path = path.to_owned();
-    if broadcast && world.size() > 1 {
-        let own = scratch.as_ref().map_or(Path::new(""), ScratchFolder::path);
-        path = send_file(world, &path, own)?;
-    }
-    // What is open can be read after its name is gone, and a killed process leaves nothing behind.
-    let cache = cache.or(scratch.as_ref().map(ScratchFolder::path)).expect("one of the two");
-    let questions = Questions::open(&path, cache)?;
+    let questions = match &sent {
+        Some(copy) => Questions::open(copy, scratch.path())?,
+        None => Questions::open(path, cache.unwrap_or(scratch.path()))?,
+    };
     compare(world, &questions)?;
     Ok(questions)
 }
@@ -53,13 +51,13 @@ struct Head {
     bytes: u64,
 }
 
-/// Where this rank finds the file: `path`, or a copy of rank 0's in `scratch`.
-fn send_file(world: &World, path: &Path, scratch: &Path) -> Result<PathBuf, TrainError> {
+/// Rank 0's file, in `scratch`, on a rank that has none itself; the ranks that have one take part.
+fn send_file(world: &World, path: &Path, scratch: &Path) -> Result<Option<PathBuf>, TrainError> {
     // Rank 0 without a file says so by its own error.
     let lacks = !world.is_main() && !path.exists();
     let all = world.all_gather_bytes(vec![u8::from(lacks)])?;
     if !all.concat().contains(&1) {
-        return Ok(path.to_owned());
+        return Ok(None);
     }
     let read = |e| TrainError::Read { path: path.display().to_string(), source: e };
     let mut source = None;
@@ -102,7 +100,7 @@ fn send_file(world: &World, path: &Path, scratch: &Path) -> Result<PathBuf, Trai
         }
         left = left.saturating_sub(piece.len().max(1) as u64);
     }
-    Ok(if lacks { copy } else { path.to_owned() })
+    Ok(lacks.then_some(copy))
 }
 
 #[derive(Serialize, Deserialize)]

@@ -68,6 +68,8 @@ pub fn open_reader_among<D: RankDevice>(
     let eval = options.data.eval_data.as_ref().map(open).transpose()?;
     let (objective, parameters) = reader_of(options, loaded, tokenizer, train, eval)?;
     let parts = Parts::new::<D>(world, objective.model.layout(), split);
+    // At step 0 there are no moments to send.
+    let zeros = || Arena::of_len(device, parts.moments());
     if folder.is_some() {
         let mut run = state_of(options, found, objective, parameters, device)?;
         if world.size() > 1 {
@@ -75,16 +77,22 @@ pub fn open_reader_among<D: RankDevice>(
             let standing = serde_json::to_vec(&standing).expect("counters are plain JSON");
             world.broadcast_bytes(0, standing)?;
             parts.broadcast(world, device, &mut run.state.parameters)?;
-            run.state.first = parts.scatter(world, device, Some(run.state.first))?;
-            run.state.second = parts.scatter(world, device, Some(run.state.second))?;
+            if run.counters.is_some() {
+                run.state.first = parts.scatter(world, device, Some(run.state.first))?;
+                run.state.second = parts.scatter(world, device, Some(run.state.second))?;
+            } else {
+                (run.state.first, run.state.second) = (zeros(), zeros());
+            }
         }
         return Ok((run, parts));
     }
     let standing: Standing = from_rank_0(&world.broadcast_bytes(0, Vec::new())?)?;
     let mut parameters = parameters;
     parts.broadcast(world, device, &mut parameters)?;
-    let first = parts.scatter(world, device, None)?;
-    let second = parts.scatter(world, device, None)?;
+    let (first, second) = match standing.counters {
+        Some(_) => (parts.scatter(world, device, None)?, parts.scatter(world, device, None)?),
+        None => (zeros(), zeros()),
+    };
     let state = TrainState { step: standing.step, parameters, first, second };
     Ok((ReaderRun { objective, state, counters: standing.counters }, parts))
 }
