@@ -71,19 +71,60 @@ fn a_cut_cable() {
     trial.assert_undisturbed();
 }
 
-#[test]
-fn dead_daemons_and_an_old_attempt_that_lives_on() {
-    let trial = Trial::new(4, &[("NET", "1")]);
-    let job = trial.cluster.submit(&trial.script(2, ""), &["--exclusive"]);
-    trial.wait_update(&job, 3);
-    let first = trial.ranks(4);
-    // Slurm loses both nodes and starts the job elsewhere; the ranks feel nothing and train on.
-    for node in ["node1", "node2"] {
-        trial.cluster.tool("slurmd-kill", &[node]);
-    }
+/// Sleeping ranks are to be found alive by the next attempt, not to be given up by their own.
+const PATIENT: [&str; 2] = ["--lost_after", "600"];
+
+/// Slurm gives a silent node up sooner.
+const QUICK: (&str, &str) = ("NODE_TIMEOUT", "4");
+
+fn new_attempt_is_at_work(trial: &Trial, job: &Job) {
     wait_until("the job is requeued", || job.restarts() >= 1);
+    wait_until("the new attempt is at work", || {
+        support::events(&trial.run(), "resume").len() == 1 && support::updates_of(&trial.run(), 2) >= 2
+    });
+}
+
+#[test]
+fn a_dead_daemon_whose_ranks_live_on() {
+    let trial = Trial::new(3, &[QUICK, ("KILL_WAIT", "3")]);
+    let job = trial.cluster.submit(&trial.script_with(2, &PATIENT, ""), &["--exclusive"]);
+    trial.wait_update(&job, SAVE + 3);
+    let old = trial.ranks(4);
+    // Slurm loses node2, ends what it can reach, and starts the job elsewhere; nobody ends the ranks of node2.
+    let on_node2 = &old[2..];
+    on_node2.iter().for_each(|rank| rank.send(Signal::STOP));
+    trial.cluster.tool("slurmd-kill", &["node2"]);
+    new_attempt_is_at_work(&trial, &job);
+    wait_gone(&old[..2], PATIENCE);
+    assert!(on_node2.iter().all(Process::lives), "they are to live on");
+    on_node2.iter().for_each(|rank| rank.send(Signal::CONT));
+    // They find their main rank gone.
+    wait_gone(on_node2, GONE_AFTER);
     assert_eq!(job.ended(), "COMPLETED", "{}", trial.output());
-    assert_eq!(job.field("NodeList"), "node[3-4]");
-    wait_gone(&first, PATIENCE);
+    assert_eq!(job.field("NodeList"), "node[1,3]");
+    assert_went_on(&trial);
+    trial.assert_undisturbed();
+}
+
+#[test]
+fn an_old_attempt_that_lives_on_neither_replaces_nor_removes() {
+    let trial = Trial::new(2, &[("NET", "1"), QUICK]);
+    let more = [&PATIENT[..], &["--keep_last", "2"]].concat();
+    let job = trial.cluster.submit(&trial.script_with(1, &more, ""), &["--exclusive"]);
+    trial.wait_update(&job, SAVE + 3);
+    let old = trial.ranks(2);
+    // Cut off, the node is lost to Slurm, which starts the job on the other one. Its ranks lack nothing: they sleep only
+    // until the new ones are at work, so that both attempts are at the same updates.
+    old.iter().for_each(|rank| rank.send(Signal::STOP));
+    trial.cluster.tool("link", &["node1", "down"]);
+    new_attempt_is_at_work(&trial, &job);
+    assert!(old.iter().all(Process::lives), "they are to live on");
+    old.iter().for_each(|rank| rank.send(Signal::CONT));
+    assert_eq!(job.ended(), "COMPLETED", "{}", trial.output());
+    assert_eq!(job.field("NodeList"), "node2");
+    wait_gone(&old, PATIENCE);
+    let warning = "a later attempt holds the lease";
+    assert!(trial.output().contains(warning), "the old attempt was to come as far as a checkpoint");
+    assert_went_on(&trial);
     trial.assert_undisturbed();
 }

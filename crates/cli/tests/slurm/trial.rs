@@ -44,15 +44,19 @@ impl Trial {
             .command(name, &["--global_batch_size", "16", "--total_steps", &total, "--save_freq", &save])
     }
     /// `tercio train reader ...` as words of a shell.
-    fn words(&self) -> String {
+    fn words(&self, flags: &[&str]) -> String {
         let mut command = self.command(NAME);
-        command.args(["--lost_after", &LOST_AFTER.to_string()]);
+        command.args(["--lost_after", &LOST_AFTER.to_string()]).args(flags);
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         words.map(|word| format!("'{}'", word.to_str().unwrap())).collect::<Vec<_>>().join(" ")
     }
     /// A batch script as a person writes it; `last` is what stands below `srun`.
     pub fn script(&self, nodes: usize, last: &str) -> PathBuf {
-        let (output, words) = (self.place.path("output"), self.words());
+        self.script_with(nodes, &[], last)
+    }
+    /// As [`Trial::script`], with more flags for the training.
+    pub fn script_with(&self, nodes: usize, flags: &[&str], last: &str) -> PathBuf {
+        let (output, words) = (self.place.path("output"), self.words(flags));
         let text = format!(
             "#!/bin/bash\n\
              #SBATCH --job-name=reader --nodes={nodes} --ntasks-per-node=2 --time=20\n\

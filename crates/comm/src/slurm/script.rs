@@ -51,7 +51,10 @@ case $code in
     exit "$code"
     ;;
 esac
-job=$(scontrol show job "$SLURM_JOB_ID")
+# The plain number of an array's last job is the whole array's.
+id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+id=${id:-$SLURM_JOB_ID}
+job=$(scontrol show job "$id")
 # Somebody ended it, or its time was up: Slurm takes it out of the queue.
 if grep -Eq 'JobState=(COMPLETING|CANCELLED|TIMEOUT)' <<<"$job"; then
     echo "tercio: exit code $code; the job itself ends, so it is not requeued" >&2
@@ -72,9 +75,9 @@ if [ "$idle" -gt 2 ]; then
     echo "tercio: exit code $code, and no checkpoint was added since the last two restarts (newest: ${now:-none}); the job is not requeued" >&2
     exit "$code"
 fi
-scontrol update JobId="$SLURM_JOB_ID" Comment="tercio newest=$now idle=$idle run=$run" || exit "$code"
+scontrol update JobId="$id" Comment="tercio newest=$now idle=$idle run=$run" || exit "$code"
 echo "tercio: exit code $code; the job is requeued and goes on from ${now:+step }${now:-the start}" >&2
-scontrol requeue "$SLURM_JOB_ID" || exit "$code"
+scontrol requeue "$id" || exit "$code"
 "#;
 
 impl Script {
