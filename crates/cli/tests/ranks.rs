@@ -102,6 +102,31 @@ fn several_buckets_and_a_short_last_batch() {
     assert_eq!(shards(&place.run_dir("c"))[2], [1, 1, 1, 0, 0, 0, 0, 0]);
 }
 
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn all_ranks_compute_with_what_all_have() {
+    if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
+        return eprintln!("not tested here: this processor has one instruction set only");
+    }
+    let place = Place::new();
+    let with = |name: &'static str, of: &'static [&'static str]| {
+        let ranks = start(&place.path(""), of.len(), |rank| {
+            let mut command = place.command(name, &SETTINGS);
+            command.env("TERCIO_ISA", of[rank]);
+            command
+        });
+        ranks.succeed();
+        place.run_dir(name)
+    };
+    let (mixed, portable) = (with("mixed", &["portable", "avx2"]), with("portable", &["portable"]));
+    assert!(bits(&mixed, "step-12") == bits(&portable, "step-12"), "{EXACT}");
+    let log = std::fs::read_to_string(mixed.join("run.log")).unwrap();
+    assert!(
+        log.contains("rank 1 computes with avx2 by itself") && log.contains("all ranks use portable"),
+        "{log}"
+    );
+}
+
 #[test]
 fn three_ranks_say_that_bits_are_not_promised() {
     let place = Place::new();

@@ -161,6 +161,22 @@ fn data_that_a_rank_lacks_is_sent() {
 }
 
 #[test]
+fn a_job_that_is_started_once_more_goes_on_in_spite_of_new_run() {
+    let place = Place::new();
+    place.train("a", &["--total_steps", "5"]);
+    let again = |restarts: &str| {
+        let mut command = place.command("a", &["--total_steps", "6", "--new-run"]);
+        let output = command.env("SLURM_RESTART_COUNT", restarts).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        events(&place.run_dir("a"), "resume")
+    };
+    assert_eq!(again("1"), [5]);
+    assert!(!place.path("runs/a.before-1").exists());
+    assert_eq!(again("0"), [0u64; 0]);
+    assert!(place.path("runs/a.before-1").exists());
+}
+
+#[test]
 fn the_plan_is_that_of_one_of_the_ranks() {
     let place = Place::new();
     let plan = |flags: &[&str]| -> serde_json::Value {

@@ -294,9 +294,11 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         // SAFETY: both arenas live until `finish` has returned (on every way out they are dropped after the reduction is).
         // A bucket is not touched after `ready`: backward is done with it, and it was added to all that wait before.
         let reduction = unsafe { self.world.start_reduction(data, len, buckets, leave, D::BLOCK, true) }?;
+        let mut done = 0;
         let mut ready = |i: usize, gradients: &mut Arena<D>| {
             waiting.add(gradients, buckets[i].clone());
             reduction.ready(i);
+            done = i + 1;
         };
         let told = Buckets { ranges: buckets, ready: &mut ready };
         let gradient = || {
@@ -304,6 +306,11 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
             self.objective.gradient_with(device, parameters, shard, draw, weight, &mut last, Some(told))
         };
         after.losses.push(spans.of(Kind::Compute, gradient).loss);
+        // What an objective did not tell of is ready now.
+        for (i, bucket) in buckets.iter().enumerate().skip(done) {
+            waiting.add(&last, bucket.clone());
+            reduction.ready(i);
+        }
         spans.of(Kind::Waiting, || reduction.finish())?;
         let shards = after.losses.len();
         Ok(Computed { gradients: self.sum.settle(last, waiting), after, shards })

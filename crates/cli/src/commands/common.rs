@@ -69,7 +69,9 @@ pub fn start_log(place: &Place, quiet: bool) -> Result<(), TrainError> {
 pub fn join(place: &Place, link: &LinkOptions) -> Result<World, TrainError> {
     let world = World::join(place, &link.settings())?;
     if world.size() > 1 {
-        tracing::info!("{} ranks, over {}", world.size(), world.backend());
+        let mut hosts = world.hosts();
+        hosts.dedup();
+        tracing::info!("{} ranks on {}, over {}", world.size(), hosts.join(", "), world.backend());
     }
     Ok(world)
 }
