@@ -399,6 +399,9 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     );
     /// Index of the greatest element of each row of `width` elements; the first of equals.
     fn argmax(&self, x: View<'_, Self>, width: usize) -> Vec<u32>;
+    /// Index and value of the `k` greatest elements of each row of `width` elements, greatest first, of equals the first
+    /// one first, what is not a number last; the rows one after the other, `k` (or `width`, if that is less) entries each.
+    fn top_k(&self, x: View<'_, Self>, width: usize, k: usize) -> Vec<(u32, f64)>;
 
     /// One optimizer step over a stretch of the arenas.
     fn adam(

@@ -220,6 +220,29 @@ fn argmax_takes_the_first_of_equals() {
     }
 }
 
+#[test]
+fn top_k_is_a_sorted_row_cut_short() {
+    // Few distinct values, so that equals are many; some that are no numbers.
+    let (rows, width) = (5, 301);
+    let mut x: Vec<f32> = draw(&[6], rows * width).iter().map(|v| (v * 3.0).round()).collect();
+    for i in [0, 3, width - 1, 2 * width + 7] {
+        x[i] = f32::NAN;
+    }
+    x[width..2 * width].fill(f32::NEG_INFINITY);
+    x[3 * width..4 * width].fill(f32::NAN);
+    fn of<D: Device>(device: &D, x: &[f32], width: usize, k: usize) -> Vec<(u32, u64)> {
+        let t = Tensor::from_values(device, x.len() / width, width, x);
+        device.top_k(t.view(), width, k).into_iter().map(|(i, v)| (i, v.to_bits())).collect()
+    }
+    for k in [0, 1, 2, 8, width - 1, width, width + 5] {
+        let want = of(&Reference, &x, width, k);
+        assert_eq!(want.len(), rows * k.min(width));
+        for device in devices(2) {
+            assert_eq!(of(&device, &x, width, k), want, "{k}, {:?}", device.isa());
+        }
+    }
+}
+
 /// Fill, copy, add, scale, dot over more than a block.
 #[test]
 fn elementwise_kernels_agree_with_the_reference() {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use tercio_engine::{AttentionShape, Device, Layout, Param, RelativeBuckets, Span, Tape, Var};
 
 pub use config::{ConfigError, T5Config, T5Family};
-pub use generate::{Generation, GenerationRequest};
+pub use generate::{Decoded, Decoding, EarlyStopping, Generation, GenerationRequest, MOST_BEAMS};
 pub use weights::{Initialization, LoadedT5, T5Error, T5Headers, save};
 
 struct Attention {

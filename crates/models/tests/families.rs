@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tercio_engine::{Cpu, Device, Span, Tape};
 use tercio_models::folder::ModelFolder;
-use tercio_models::t5::{Decoding, GenerationRequest, LoadedT5, T5Config, T5Family, Targets};
+use tercio_models::t5::{LoadedT5, T5Config, T5Family, Targets};
 
 fn cases() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/families");

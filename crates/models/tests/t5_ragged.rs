@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use tercio_engine::{Activation, Arena, Cpu, Device, Span, Tape};
-use tercio_models::t5::{GenerationRequest, Initialization, LoadedT5, T5Config, Targets};
+use tercio_models::t5::{Decoding, GenerationRequest, Initialization, LoadedT5, T5Config, Targets};
 
 const VOCABULARY: usize = 53;
 const MAX_LENGTH: usize = 8;
@@ -95,13 +95,13 @@ fn compute(
     let request = GenerationRequest {
         keys: &packed.keys,
         key_positions: positions,
-        max_length: MAX_LENGTH,
-        min_length: 0,
+        decoding: Decoding::greedy(MAX_LENGTH),
         scores: false,
     };
     let mut tape = Tape::inference(device, parameters);
     let states = model.encode(&mut tape, &packed.ids, &packed.passages, false);
-    let tokens = model.generate(&mut tape, parameters, &states, &request).tokens;
+    let answers = model.generate(&mut tape, parameters, &states, &request).answers;
+    let tokens = answers.into_iter().map(|mut a| a.remove(0).tokens).collect();
     (losses, gradients, tokens)
 }
 

@@ -17,7 +17,7 @@ use crate::error::TrainError;
 use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize};
 use crate::objectives::reader::ReaderObjective;
 use crate::options::{BatchPlan, Optim, OptimOptions, Scheduler};
-use crate::predict::{Predictor, question_spans};
+use crate::predict::question_spans;
 use crate::ranks::RankDevice;
 use crate::run::memory;
 use crate::setup::{check_vocabulary, random_model};
@@ -311,7 +311,8 @@ fn generate<D: Device>(
     parameters: &Arena<D>,
     o: &BenchOptions,
 ) -> Result<Vec<f64>, TrainError> {
-    let predictor = Predictor { min_length: ANSWER_TOKENS, ..objective.reader.predictor(device, parameters) };
+    let mut predictor = objective.reader.predictor(device, parameters);
+    predictor.decoding.min_length = ANSWER_TOKENS;
     let mut times = Vec::new();
     for i in 0..=o.steps {
         let batch = objective.batch(i);

@@ -13,7 +13,7 @@ use tercio_data::{AnswerTally, Question, Questions, exact_match, f1};
 use tercio_engine::Device;
 
 use crate::error::TrainError;
-use crate::predict::{Prediction, Predictor};
+use crate::predict::{Likelihood, Prediction, Predictor};
 use crate::replace::{ReplacedFile, refuse_source};
 
 /// Files to write.
@@ -130,24 +130,64 @@ pub fn evaluate_among<D: Device>(
     })
 }
 
-/// A line of the predictions: id, question, prediction; answers, exact_match and f1 where the question has answers;
-/// scores of the passages in the order of the file, null where a passage was not read.
+/// A line of the predictions: id, question, prediction, what [`likelihood_json`] gives; answers, exact_match and f1 where
+/// the question has answers; scores of the passages in the order of the file, null where a passage was not read.
 fn prediction_json(question: &Question, prediction: &Prediction) -> Result<Value, TrainError> {
-    let mut line = json!({
-        "id": question.id,
-        "question": question.question,
-        "prediction": prediction.answer,
-    });
+    let mut line = Map::new();
+    line.insert("id".into(), question.id.clone());
+    line.insert("question".into(), json!(question.question));
+    line.insert("prediction".into(), json!(prediction.answer));
+    line.append(&mut likelihood_json(question, prediction, "prediction")?);
     let answers = &question.answers;
     if let Some(em) = exact_match(&prediction.answer, answers) {
-        line["answers"] = json!(answers);
-        line["exact_match"] = em.into();
-        line["f1"] = f1(&prediction.answer, answers, F1Rule::Squad1).into();
+        line.insert("answers".into(), json!(answers));
+        line.insert("exact_match".into(), em.into());
+        line.insert("f1".into(), f1(&prediction.answer, answers, F1Rule::Squad1).into());
     }
     if let Some(scores) = scores_in_file_order(question, prediction)? {
-        line["scores"] = json!(scores);
+        line.insert("scores".into(), json!(scores));
     }
-    Ok(line)
+    Ok(line.into())
+}
+
+/// How likely an answer is, as fields of JSON: `log_probability`, `mean_log_probability`, of beam search `beam_score`; where
+/// several answers were asked for, `alternatives` has the others with the same fields, their text under `name`.
+///
+/// # Errors
+/// A likelihood that is no number.
+pub fn likelihood_json(
+    question: &Question,
+    prediction: &Prediction,
+    name: &str,
+) -> Result<Map<String, Value>, TrainError> {
+    let fields = |l: &Likelihood| {
+        if !l.is_finite() {
+            return Err(TrainError::Unusable(format!(
+                "{}, line {}: the log probability of the answer is {}; the model's weights are damaged or its values overflow",
+                question.place.path.display(),
+                question.place.line,
+                l.log_probability
+            )));
+        }
+        let mut fields = Map::new();
+        fields.insert("log_probability".into(), l.log_probability.into());
+        fields.insert("mean_log_probability".into(), l.mean_log_probability.into());
+        if let Some(score) = l.beam_score {
+            fields.insert("beam_score".into(), score.into());
+        }
+        Ok(fields)
+    };
+    let mut out = fields(&prediction.likelihood)?;
+    let mut alternatives: Vec<Value> = Vec::new();
+    for a in &prediction.alternatives {
+        let mut fields = fields(&a.likelihood)?;
+        fields.insert(name.into(), json!(a.answer));
+        alternatives.push(fields.into());
+    }
+    if !alternatives.is_empty() {
+        out.insert("alternatives".into(), alternatives.into());
+    }
+    Ok(out)
 }
 
 /// The reader's score of every passage of a question, in the order in which the file has them; `None` for those that
@@ -286,7 +326,13 @@ mod tests {
         }));
         let place = Place::new(Path::new("x.jsonl"), 4, 5);
         let question = Question::from_map(raw.clone(), &place).unwrap();
-        let prediction = Prediction { answer: "b".into(), tokens: vec![], scores: Some(vec![0.5, -2.0]) };
+        let prediction = Prediction {
+            answer: "b".into(),
+            tokens: vec![],
+            likelihood: Likelihood { log_probability: -0.5, mean_log_probability: -0.25, beam_score: None },
+            alternatives: vec![],
+            scores: Some(vec![0.5, -2.0]),
+        };
         let scored = with_scores(raw, &question, &prediction).unwrap();
         assert_eq!(
             Value::from(scored).to_string(),
@@ -303,9 +349,16 @@ mod tests {
         );
         let placed = scores_in_file_order(&question, &prediction).unwrap().unwrap();
         assert_eq!(placed, [None, Some(0.5), Some(-2.0)]);
-        let broken = Prediction { scores: Some(vec![f32::NAN]), ..prediction };
+        let line = prediction_json(&question, &prediction).unwrap();
+        assert_eq!((&line["log_probability"], &line["mean_log_probability"]), (&json!(-0.5), &json!(-0.25)));
+        assert!(line.get("beam_score").is_none() && line.get("alternatives").is_none(), "{line}");
+        let broken = Prediction { scores: Some(vec![f32::NAN]), ..prediction.clone() };
         let error = scores_in_file_order(&question, &broken).unwrap_err().to_string();
         assert!(error.contains("x.jsonl, line 5: the score of passage 1 is NaN"), "{error}");
+        let likelihood = Likelihood { log_probability: f64::NAN, ..prediction.likelihood };
+        let error = prediction_json(&question, &Prediction { likelihood, ..prediction }).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("x.jsonl, line 5: the log probability of the answer is NaN"), "{error}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub mod accumulate;
 pub mod answer;
 pub mod bench;
+pub mod decoding;
 pub mod error;
 pub mod evaluate;
 pub mod grace;

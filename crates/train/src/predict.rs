@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use tercio_comm::World;
 use tercio_data::{DataError, PackedReaderBatch, Question, Questions, ReaderEncoding, Tokenizer};
 use tercio_engine::{Arena, Device, Span, Tape};
-use tercio_models::t5::{GenerationRequest, T5};
+use tercio_models::t5::{Decoded, Decoding, GenerationRequest, T5};
 
 use crate::error::TrainError;
 use crate::ranks::answers::{self, Answers};
@@ -22,9 +22,43 @@ pub struct Prediction {
     pub answer: String,
     /// Its tokens, with the end token where it came.
     pub tokens: Vec<u32>,
+    /// How likely it is.
+    pub likelihood: Likelihood,
+    /// The next best answers, where more than one was asked for; best first.
+    pub alternatives: Vec<Alternative>,
     /// Fusion-in-Decoder's score of each passage that was read: the mean over layers, heads and the passage's tokens of
     /// query times key, unscaled and before the softmax, at the first decoding step.
     pub scores: Option<Vec<f32>>,
+}
+
+/// An answer beside the best.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alternative {
+    /// The answer, special tokens left out.
+    pub answer: String,
+    /// Its tokens, with the end token where it came.
+    pub tokens: Vec<u32>,
+    /// How likely it is.
+    pub likelihood: Likelihood,
+}
+
+/// How likely an answer is, to the reader. Natural logarithms, of all its tokens, the end token where it came.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Likelihood {
+    /// Sum of its tokens' log probabilities.
+    pub log_probability: f64,
+    /// Mean of them.
+    pub mean_log_probability: f64,
+    /// What beam search compared, `log_probability / length^length_penalty`; `None` where there was one beam.
+    pub beam_score: Option<f64>,
+}
+
+impl Likelihood {
+    /// Whether all of it are numbers.
+    pub fn is_finite(&self) -> bool {
+        let score = self.beam_score.unwrap_or(0.0);
+        self.log_probability.is_finite() && self.mean_log_probability.is_finite() && score.is_finite()
+    }
 }
 
 /// A reader ready to answer.
@@ -39,10 +73,8 @@ pub struct Predictor<'a, D: Device> {
     pub tokenizer: &'a Tokenizer,
     /// How inputs are made.
     pub encoding: ReaderEncoding,
-    /// Tokens of an answer at most, the start token counted.
-    pub max_length: usize,
-    /// Tokens of an answer at least, the start token counted; 0: no such limit.
-    pub min_length: usize,
+    /// How answers are decoded.
+    pub decoding: Decoding,
     /// Questions at a time.
     pub batch: usize,
     /// Whether passages are scored.
@@ -97,8 +129,7 @@ impl<D: Device> Predictor<'_, D> {
         let request = GenerationRequest {
             keys: &question_spans(batch),
             key_positions: positions.then(|| padded_positions(batch, self.encoding.text_maxlength)),
-            max_length: self.max_length,
-            min_length: self.min_length,
+            decoding: self.decoding.clone(),
             scores: self.scores,
         };
         let generation = self.model.generate(&mut tape, self.parameters, &states, &request);
@@ -112,12 +143,28 @@ impl<D: Device> Predictor<'_, D> {
             batch.question_sequences.windows(2).map(of_question).collect::<Vec<_>>()
         });
         let mut predictions = Vec::with_capacity(batch.questions());
-        for (i, tokens) in generation.tokens.into_iter().enumerate() {
-            let answer = self.tokenizer.decode(&tokens)?;
+        for (i, answers) in generation.answers.into_iter().enumerate() {
+            let mut answers = answers.into_iter().map(|decoded| self.alternative(decoded));
+            let Alternative { answer, tokens, likelihood } =
+                answers.next().expect("at least one answer a question")?;
+            let alternatives = answers.collect::<Result<_, _>>()?;
             let scores = passage_scores.as_ref().map(|s| s[i].clone());
-            predictions.push(Prediction { answer, tokens, scores });
+            predictions.push(Prediction { answer, tokens, likelihood, alternatives, scores });
         }
         Ok(predictions)
+    }
+
+    fn alternative(&self, decoded: Decoded) -> Result<Alternative, TrainError> {
+        let likelihood = Likelihood {
+            log_probability: decoded.log_probability,
+            mean_log_probability: decoded.mean_log_probability(),
+            beam_score: (self.decoding.num_beams > 1).then_some(decoded.score),
+        };
+        Ok(Alternative {
+            answer: self.tokenizer.decode(&decoded.tokens)?,
+            tokens: decoded.tokens,
+            likelihood,
+        })
     }
 
     /// Answers a whole file in its order, a batch at a time, handing each question with its prediction to `take`.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tercio_data::{Questions, ReaderEncoding};
 use tercio_engine::{Cpu, Device};
+use tercio_models::t5::Decoding;
 use tercio_train::evaluate::{EvaluationFiles, evaluate};
 use tercio_train::predict::Predictor;
 use tercio_train::{TrainError, setup};
@@ -31,8 +32,7 @@ fn a_stopped_evaluation_leaves_nothing() {
             no_title: false,
             passage_eos: false,
         },
-        max_length: 4,
-        min_length: 0,
+        decoding: Decoding::greedy(4),
         batch: 1,
         scores: true,
         print_freq: 100,

@@ -11,7 +11,7 @@ use tercio_data::Question;
 use tercio_engine::Device;
 use tercio_train::TrainError;
 use tercio_train::answer::{answer_lines, question_of};
-use tercio_train::evaluate::{one_line, scores_in_file_order};
+use tercio_train::evaluate::{likelihood_json, one_line, scores_in_file_order};
 use tercio_train::predict::Prediction;
 use tercio_train::ranks::corpus::open_among;
 use tercio_train::ranks::options::LinkOptions;
@@ -42,10 +42,12 @@ pub struct Answer {
     cache_dir: Option<PathBuf>,
     #[command(flatten)]
     link: LinkOptions,
-    /// Print a JSON object for each question (id, question, answer) instead of the answer alone
+    /// Print a JSON object for each question (id, question, answer; with --num-return-sequences, alternatives) instead of
+    /// the best answer alone
     #[arg(long)]
     json: bool,
-    /// Add the reader's score of every passage, in the order given, to --json
+    /// Add to --json how likely the answer is (log_probability, mean_log_probability, of beam search beam_score), and the
+    /// reader's score of every passage, in the order given
     #[arg(long, requires = "json")]
     scores: bool,
 }
@@ -66,7 +68,7 @@ impl Answer {
     }
 
     fn answer(&self, world: &World, threads: usize) -> Result<(), TrainError> {
-        let device = start::device_among(world, threads)?;
+        let device = start::device_among(world, threads, self.reader.compute.get())?;
         let loaded = load(&self.reader, world, &device)?;
         let n_context = self.n_context.unwrap_or(usize::MAX);
         let mut predictor = loaded.predictor(&self.reader, &device, n_context);
@@ -101,6 +103,11 @@ impl Answer {
                 "question": question.question,
                 "answer": prediction.answer,
             });
+            if self.scores || !prediction.alternatives.is_empty() {
+                for (name, value) in likelihood_json(question, &prediction, "answer")? {
+                    json[name] = value;
+                }
+            }
             if let Some(scores) = scores_in_file_order(question, &prediction)? {
                 json["scores"] = serde_json::json!(scores);
             }

@@ -31,7 +31,9 @@ pub struct EvalReader {
     /// Questions to use, from the start of the file; -1: all
     #[arg(long, env = "TERCIO_MAXLOAD", default_value_t = -1, allow_negative_numbers = true)]
     maxload: i64,
-    /// Write the predictions here, JSON lines in input order: id, question, prediction, answers, exact_match, f1, scores
+    /// Write the predictions here, JSON lines in input order: id, question, prediction, log_probability,
+    /// mean_log_probability, beam_score (with --num-beams), alternatives (with --num-return-sequences), answers,
+    /// exact_match, f1, scores
     #[arg(long)]
     output: Option<PathBuf>,
     /// Add the reader's score of every passage (Fusion-in-Decoder's cross-attention score) to --output
@@ -142,7 +144,7 @@ impl EvalReader {
         threads: usize,
         signals: &Signals,
     ) -> Result<EvaluationReport, TrainError> {
-        let device = start::device_among(world, threads)?;
+        let device = start::device_among(world, threads, self.reader.compute.get())?;
         let loaded = load(&self.reader, world, &device)?;
         let (data, cache) = (&self.eval_data, self.cache_dir.as_deref());
         let questions = open_among(world, data, cache, self.link.broadcast_data)?;

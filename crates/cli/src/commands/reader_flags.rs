@@ -6,7 +6,9 @@ use clap::Args;
 use tercio_comm::World;
 use tercio_data::{ReaderEncoding, Tokenizer};
 use tercio_engine::{Cpu, Device};
-use tercio_models::t5::LoadedT5;
+use tercio_models::t5::{Decoding, LoadedT5};
+use tercio_train::decoding::DecodingOptions;
+use tercio_train::options::PrecisionOptions;
 use tercio_train::predict::Predictor;
 use tercio_train::ranks::setup::open_model_among;
 use tercio_train::{TrainError, options};
@@ -34,6 +36,10 @@ pub struct ReaderFlags {
     /// Tokens of an answer at most, the start token counted
     #[arg(long, env = "TERCIO_GENERATION_MAX_LENGTH", default_value_t = 50)]
     pub generation_max_length: usize,
+    #[command(flatten)]
+    pub decoding: DecodingOptions,
+    #[command(flatten)]
+    pub compute: PrecisionOptions,
     /// Questions at a time
     #[arg(long, env = "TERCIO_PER_GPU_BATCH_SIZE", default_value_t = 1)]
     pub per_gpu_batch_size: usize,
@@ -45,6 +51,7 @@ pub struct ReaderFlags {
 /// A reader in memory.
 pub struct Reader {
     loaded: LoadedT5<Cpu>,
+    decoding: Decoding,
     tokenizer: Tokenizer,
 }
 
@@ -54,6 +61,7 @@ pub struct Reader {
 /// Flags out of range, a model or tokenizer that cannot be used; a rank was lost.
 pub fn load(flags: &ReaderFlags, world: &World, device: &Cpu) -> Result<Reader, TrainError> {
     options::check_lengths(flags.text_maxlength, flags.generation_max_length).map_err(TrainError::Options)?;
+    let decoding = flags.decoding.decoding(flags.generation_max_length).map_err(TrainError::Options)?;
     within(&[("per_gpu_batch_size", flags.per_gpu_batch_size, MOST_QUESTIONS)])?;
     if flags.model_path == "none" {
         return Err(TrainError::Options(
@@ -62,7 +70,7 @@ pub fn load(flags: &ReaderFlags, world: &World, device: &Cpu) -> Result<Reader, 
     }
     let (name, tokenizer) = (&flags.model_path, flags.tokenizer.as_deref());
     let (loaded, tokenizer) = device.run(|| open_model_among(world, name, tokenizer, device))?;
-    Ok(Reader { loaded, tokenizer })
+    Ok(Reader { loaded, decoding, tokenizer })
 }
 
 impl Reader {
@@ -85,8 +93,7 @@ impl Reader {
                 no_title: flags.no_title,
                 passage_eos: flags.passage_eos,
             },
-            max_length: flags.generation_max_length,
-            min_length: 0,
+            decoding: self.decoding.clone(),
             batch: flags.per_gpu_batch_size,
             scores: false,
             print_freq: u64::MAX,

@@ -1,4 +1,4 @@
-//! Cross-entropy over a block of logits, and argmax.
+//! Cross-entropy over a block of logits, and the greatest of each row.
 
 use rayon::prelude::*;
 
@@ -64,4 +64,24 @@ pub(super) fn argmax(x: &[f32], width: usize) -> Vec<u32> {
                 as u32
         })
         .collect()
+}
+
+pub(super) fn top_k(x: &[f32], width: usize, k: usize) -> Vec<(u32, f64)> {
+    let rows: Vec<_> = x.par_chunks(width.max(1)).map(|row| top_of_row(row, k)).collect();
+    rows.concat()
+}
+
+fn top_of_row(row: &[f32], k: usize) -> Vec<(u32, f64)> {
+    let before = |a: f32, b: f32| a > b || (b.is_nan() && !a.is_nan());
+    let mut best: Vec<(u32, f32)> = Vec::with_capacity(k.min(row.len()) + 1);
+    for (i, &v) in row.iter().enumerate() {
+        // Nearly all elements end here: those that follow later in the row lose against equals.
+        if best.len() >= k && best.last().is_none_or(|last| !before(v, last.1)) {
+            continue;
+        }
+        let at = best.partition_point(|b| !before(v, b.1));
+        best.insert(at, (i as u32, v));
+        best.truncate(k);
+    }
+    best.into_iter().map(|(i, v)| (i, f64::from(v))).collect()
 }

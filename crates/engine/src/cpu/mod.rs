@@ -390,6 +390,9 @@ impl Device for Cpu {
     fn argmax(&self, x: View<'_, Self>, width: usize) -> Vec<u32> {
         loss::argmax(x.slice(), width)
     }
+    fn top_k(&self, x: View<'_, Self>, width: usize, k: usize) -> Vec<(u32, f64)> {
+        loss::top_k(x.slice(), width, k)
+    }
     fn adam(
         &self,
         parameters: ViewMut<'_, Self>,

@@ -324,6 +324,9 @@ impl Device for Reference {
             |row: &[f64]| (1..width).fold(0, |best, j| if row[j] > row[best] { j } else { best }) as u32;
         (0..rows).map(|i| greatest(&x[i * width..(i + 1) * width])).collect()
     }
+    fn top_k(&self, x: View<'_, Self>, width: usize, k: usize) -> Vec<(u32, f64)> {
+        rows::top_k(x.slice(), width, k)
+    }
     fn adam(
         &self,
         parameters: ViewMut<'_, Self>,

@@ -108,6 +108,21 @@ pub(super) fn cross_entropy_backward(logits: &mut [f64], labels: &[u32], log_sum
     }
 }
 
+/// Every row sorted whole, its first `k` kept.
+pub(super) fn top_k(x: &[f64], width: usize, k: usize) -> Vec<(u32, f64)> {
+    let top = |row: &[f64]| {
+        let mut sorted: Vec<(u32, f64)> = (0..).zip(row.iter().copied()).collect();
+        // Stable, so that equals stay in their order.
+        sorted.sort_by(|a, b| match (a.1.is_nan(), b.1.is_nan()) {
+            (false, false) => b.1.partial_cmp(&a.1).expect("both are numbers"),
+            (a, b) => a.cmp(&b),
+        });
+        sorted.truncate(k);
+        sorted
+    };
+    x.chunks(width.max(1)).flat_map(top).collect()
+}
+
 /// PyTorch's `AdamW` with one tensor, line by line.
 pub(super) fn adam(p: &mut [f64], g: &[f64], m: &mut [f64], v: &mut [f64], s: AdamStep) {
     assert!(p.len() == g.len() && p.len() == m.len() && p.len() == v.len());

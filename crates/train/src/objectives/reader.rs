@@ -9,7 +9,7 @@ use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
 use tercio_data::{AnswerTally, PackedReaderBatch, Questions, ReaderEncoding, Tokenizer};
 use tercio_engine::{Arena, Buckets, Device, Draw, Layout, Span, Tape};
-use tercio_models::t5::{self, T5, Targets};
+use tercio_models::t5::{self, Decoding, T5, Targets};
 
 use crate::error::TrainError;
 use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize};
@@ -54,8 +54,7 @@ impl ReaderObjective {
             parameters,
             tokenizer: &self.tokenizer,
             encoding: ReaderEncoding { n_context: self.eval_n_context, ..self.encoding },
-            max_length: self.generation_max_length,
-            min_length: 0,
+            decoding: Decoding::greedy(self.generation_max_length),
             batch: self.eval_batch,
             scores: false,
             print_freq: self.eval_print_freq,

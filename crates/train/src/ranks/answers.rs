@@ -2,17 +2,25 @@
 
 use tercio_comm::CommError;
 
-use crate::predict::Prediction;
+use crate::predict::{Alternative, Likelihood, Prediction};
 
 /// The predictions of one batch, appended to `out`.
 pub fn write(predictions: &[Prediction], out: &mut Vec<u8>) {
     let number = |out: &mut Vec<u8>, n: usize| out.extend((n as u64).to_le_bytes());
     number(out, predictions.len());
+    let answer = |out: &mut Vec<u8>, answer: &str, tokens: &[u32], l: &Likelihood| {
+        number(out, answer.len());
+        out.extend(answer.as_bytes());
+        number(out, tokens.len());
+        out.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
+        number(out, usize::from(l.beam_score.is_some()));
+        let numbers = [l.log_probability, l.mean_log_probability].into_iter().chain(l.beam_score);
+        out.extend(numbers.flat_map(f64::to_le_bytes));
+    };
     for p in predictions {
-        number(out, p.answer.len());
-        out.extend(p.answer.as_bytes());
-        number(out, p.tokens.len());
-        out.extend(p.tokens.iter().flat_map(|t| t.to_le_bytes()));
+        answer(out, &p.answer, &p.tokens, &p.likelihood);
+        number(out, p.alternatives.len());
+        p.alternatives.iter().for_each(|a| answer(out, &a.answer, &a.tokens, &a.likelihood));
         // One more than there are; 0: not scored.
         number(out, p.scores.as_ref().map_or(0, |s| s.len() + 1));
         out.extend(p.scores.iter().flatten().flat_map(|s| s.to_le_bytes()));
@@ -43,17 +51,35 @@ impl<'b> Answers<'b> {
         let n = self.number()?;
         let mut predictions = Vec::new();
         for _ in 0..n {
-            let len = self.number()?;
-            let answer = String::from_utf8(self.take(len)?.to_vec()).ok()?;
-            let tokens = self.number()?;
-            let tokens = self.words(tokens)?.iter().map(|w| u32::from_le_bytes(*w)).collect();
+            let Alternative { answer, tokens, likelihood } = self.answer()?;
+            let mut alternatives = Vec::new();
+            for _ in 0..self.number()? {
+                alternatives.push(self.answer()?);
+            }
             let scores = match self.number()? {
                 0 => None,
                 n => Some(self.words(n - 1)?.iter().map(|w| f32::from_le_bytes(*w)).collect()),
             };
-            predictions.push(Prediction { answer, tokens, scores });
+            predictions.push(Prediction { answer, tokens, likelihood, alternatives, scores });
         }
         Some(predictions)
+    }
+    fn answer(&mut self) -> Option<Alternative> {
+        let len = self.number()?;
+        let answer = String::from_utf8(self.take(len)?.to_vec()).ok()?;
+        let tokens = self.number()?;
+        let tokens = self.words(tokens)?.iter().map(|w| u32::from_le_bytes(*w)).collect();
+        let scored = self.number()?;
+        let (log_probability, mean_log_probability) = (self.float()?, self.float()?);
+        let beam_score = match scored {
+            0 => None,
+            _ => Some(self.float()?),
+        };
+        let likelihood = Likelihood { log_probability, mean_log_probability, beam_score };
+        Some(Alternative { answer, tokens, likelihood })
+    }
+    fn float(&mut self) -> Option<f64> {
+        Some(f64::from_le_bytes(self.take(8)?.try_into().ok()?))
     }
     fn take(&mut self, n: usize) -> Option<&'b [u8]> {
         let (head, rest) = self.rest.split_at_checked(n)?;
@@ -78,10 +104,16 @@ mod tests {
         let of = |answer: &str, tokens: &[u32], scores: Option<Vec<f32>>| Prediction {
             answer: answer.into(),
             tokens: tokens.to_vec(),
+            likelihood: Likelihood { log_probability: -1.5, mean_log_probability: -0.5, beam_score: None },
+            alternatives: Vec::new(),
             scores,
         };
+        let beam_score = Some(-0.25);
+        let likelihood = Likelihood { log_probability: -2.0, mean_log_probability: f64::MIN, beam_score };
+        let other = Alternative { answer: "ö".into(), tokens: vec![3], likelihood };
+        let several = Prediction { alternatives: vec![other.clone(), other], ..of("b", &[9], None) };
         let first = vec![of("né", &[1, u32::MAX], Some(vec![-0.5, f32::MIN])), of("", &[], None)];
-        let second = vec![of("x", &[7], Some(vec![]))];
+        let second = vec![of("x", &[7], Some(vec![])), several];
         let mut bytes = Vec::new();
         write(&first, &mut bytes);
         write(&second, &mut bytes);
