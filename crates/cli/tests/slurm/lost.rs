@@ -43,6 +43,8 @@ fn a_killed_task() {
     let first = trial.ranks(4);
     first[3].send(Signal::KILL);
     wait_gone(&first, GONE_AFTER);
+    let line = trial.lost_line();
+    assert!(line.contains("rank 3 ") && line.contains("node2") && line.contains("at update 1"), "{line}");
     wait_until("the job is requeued", || job.restarts() == 1);
     assert_eq!(job.ended(), "COMPLETED", "{}", trial.output());
     assert_went_on(&trial);
