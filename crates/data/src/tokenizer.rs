@@ -45,7 +45,7 @@ pub struct Tokenizer {
 
 enum Inner {
     Pipeline(Box<tokenizers::Tokenizer>),
-    Bytes(Bytes),
+    Bytes(Box<Bytes>),
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -166,7 +166,7 @@ impl Tokenizer {
             files.push((CONFIG, Bytes::config(config)));
         }
         let vocab_size = bytes.size();
-        Ok(Tokenizer { inner: Inner::Bytes(bytes), files, pad, eos, unk, vocab_size })
+        Ok(Tokenizer { inner: Inner::Bytes(Box::new(bytes)), files, pad, eos, unk, vocab_size })
     }
 
     /// Token ids of a text; no special tokens are added, those written in the text are recognised.

@@ -9,6 +9,8 @@ mod data_check;
 mod doctor;
 mod eval_reader;
 mod launch;
+mod model_export;
+mod model_import;
 mod model_inspect;
 mod quickstart;
 mod reader_flags;
@@ -61,7 +63,7 @@ enum Command {
     /// Look at data files
     #[command(subcommand)]
     Data(Data),
-    /// Look at models
+    /// Look at models, and bring them from and to other programs
     #[command(subcommand)]
     Model(Model),
     /// Look at settings
@@ -106,6 +108,10 @@ enum Data {
 enum Model {
     /// Tell a model's shape, layout, tokenizer and memory without loading it
     Inspect(model_inspect::ModelInspect),
+    /// Write a model in Hugging Face's layout, or in the one that Fusion-in-Decoder's own code loads
+    Export(model_export::ModelExport),
+    /// Make a model folder of a Fusion-in-Decoder checkpoint or released archive
+    Import(model_import::ModelImport),
 }
 
 #[derive(Subcommand)]
@@ -138,6 +144,8 @@ pub fn run() -> ExitCode {
         Command::Slurm(Slurm::Logs(c)) => c.run(),
         Command::Data(Data::Check(c)) => c.run(),
         Command::Model(Model::Inspect(c)) => c.run(),
+        Command::Model(Model::Export(c)) => c.run(),
+        Command::Model(Model::Import(c)) => c.run(),
         Command::Config(Config::Print(c)) => c.run(),
         Command::Bench(Bench::Reader(c)) => c.run(),
         Command::Completions(c) => c.run(Cli::command()),

@@ -16,7 +16,7 @@ pub const CROSS_ATTENTION_BIAS: &str =
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
 
 /// Copies of the token embeddings under other names.
-const ALIASES: [&str; 2] = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+pub(crate) const ALIASES: [&str; 2] = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
 
 /// What the tensors of a T5 say about the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,12 +13,14 @@ mod index;
 mod pickle;
 mod safetensors;
 mod torch;
+mod torch_writer;
 
 pub use error::{Result, WeightsError};
 pub use file::Dtype;
 #[cfg(feature = "hub")]
 pub(crate) use index::shards;
 pub use safetensors::{SafetensorsWriter, save_safetensors};
+pub use torch_writer::{TorchTensor, TorchWriter};
 
 pub(crate) use file::DataFile;
 use torch::ZipCheck;
