@@ -3,10 +3,16 @@
 //!
 //! Names are FiD's where it has the setting; `--train_data` and `--train-data` are the same flag.
 
+mod optim;
+mod precision;
+
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+
+pub use optim::{Optim, OptimOptions, Scheduler};
+pub use precision::{Precision, PrecisionOptions};
 
 use crate::ranks::options::{self as rank_options, RankOptions};
 
@@ -14,26 +20,6 @@ use crate::ranks::options::{self as rank_options, RankOptions};
 pub const MOST_TEXT_TOKENS: usize = 1 << 16;
 /// Most tokens of an answer that are believed to be meant; memory grows with it.
 pub const MOST_ANSWER_TOKENS: usize = 1 << 12;
-
-/// The optimizer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Optim {
-    /// Adam; no weight decay.
-    Adam,
-    /// AdamW: decoupled weight decay on all parameters.
-    Adamw,
-}
-
-/// The course of the learning rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scheduler {
-    /// Constant, from the first update.
-    Fixed,
-    /// Linear warm-up from 0, then linear decay to 0 (or constant with --fixed_lr).
-    Linear,
-}
 
 /// What becomes of the examples that do not fill a batch at the end of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -196,43 +182,6 @@ pub struct ReaderDataOptions {
     pub early_stop: u64,
 }
 
-/// The optimizer and its schedule.
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
-pub struct OptimOptions {
-    /// Optimizer updates of the run
-    #[arg(long, env = "TERCIO_TOTAL_STEPS", default_value_t = 1000)]
-    pub total_steps: u64,
-    /// Updates of the linear schedule's warm-up
-    #[arg(long, env = "TERCIO_WARMUP_STEPS", default_value_t = 1000)]
-    pub warmup_steps: u64,
-    /// Update at which the linear schedule reaches 0; default: --total_steps
-    #[arg(long, env = "TERCIO_SCHEDULER_STEPS")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub scheduler_steps: Option<u64>,
-    /// Dropout; default: what the model's configuration says
-    #[arg(long, env = "TERCIO_DROPOUT")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dropout: Option<f64>,
-    /// Peak learning rate
-    #[arg(long, env = "TERCIO_LR", default_value_t = 1e-4)]
-    pub lr: f64,
-    /// Greatest global L2 norm of the gradient; 0: no clipping
-    #[arg(long, env = "TERCIO_CLIP", default_value_t = 1.0)]
-    pub clip: f64,
-    /// Optimizer
-    #[arg(long, value_enum, env = "TERCIO_OPTIM", default_value_t = Optim::Adam)]
-    pub optim: Optim,
-    /// Course of the learning rate
-    #[arg(long, value_enum, env = "TERCIO_SCHEDULER", default_value_t = Scheduler::Fixed)]
-    pub scheduler: Scheduler,
-    /// Weight decay of adamw
-    #[arg(long, env = "TERCIO_WEIGHT_DECAY", default_value_t = 0.1)]
-    pub weight_decay: f64,
-    /// With the linear schedule: constant after the warm-up
-    #[arg(long, env = "TERCIO_FIXED_LR")]
-    pub fixed_lr: bool,
-}
-
 /// All settings of `tercio train reader`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct ReaderOptions {
@@ -252,6 +201,10 @@ pub struct ReaderOptions {
     #[command(flatten)]
     #[serde(flatten)]
     pub optim: OptimOptions,
+    /// How it is computed.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub compute: PrecisionOptions,
 }
 
 /// Settings that may differ when a run goes on: none changes what an update computes, but for the length of the schedule.
@@ -356,9 +309,6 @@ impl ReaderOptions {
         let o = &self.optim;
         self.run.ranks.link.check()?;
         check_name(&self.run.name)?;
-        if o.total_steps == 0 {
-            return Err("--total_steps must be at least 1".into());
-        }
         for (flag, value) in [("eval_freq", self.data.eval_freq), ("save_freq", self.data.save_freq)] {
             if value == 0 {
                 return Err(format!("--{flag} must be at least 1"));
@@ -367,16 +317,7 @@ impl ReaderOptions {
         if self.data.log_freq == 0 || self.data.eval_print_freq == 0 {
             return Err("--log_freq and --eval_print_freq must be at least 1".into());
         }
-        for (flag, value) in [("lr", o.lr), ("clip", o.clip), ("weight_decay", o.weight_decay)] {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(format!("--{flag} must be a number of at least 0, is {value}"));
-            }
-        }
-        if let Some(p) = o.dropout
-            && !(0.0..1.0).contains(&p)
-        {
-            return Err(format!("--dropout must be at least 0 and less than 1, is {p}"));
-        }
+        o.check()?;
         check_lengths(self.model.text_maxlength, self.model.generation_max_length)?;
         if self.model.answer_maxlength < -1 || self.data.maxload < -1 {
             return Err("--answer_maxlength and --maxload must be -1 or more".into());
@@ -403,14 +344,7 @@ impl ReaderOptions {
     /// Settings that FiD ignores in silence and that do nothing here either, as sentences.
     pub fn notes(&self) -> Vec<String> {
         let o = &self.optim;
-        let mut notes = Vec::new();
-        if o.scheduler == Scheduler::Fixed {
-            notes
-                .push("--scheduler fixed: the learning rate is constant, --warmup_steps does nothing".into());
-        }
-        if o.optim == Optim::Adam {
-            notes.push("--optim adam: --weight_decay does nothing (adamw decays)".into());
-        }
+        let mut notes = o.notes();
         if let Ok(plan) = self.data.batch_plan()
             && plan.shards > 1
         {

@@ -54,6 +54,8 @@ pub struct MemoryPlan {
 pub struct Plan {
     /// Training examples that are used.
     pub examples: usize,
+    /// What computes: instruction set and precision.
+    pub arithmetic: String,
     /// Updates that are done already: the run would go on from a checkpoint.
     pub done: u64,
     /// Updates of the run.
@@ -210,6 +212,7 @@ pub fn plan_among<D: RankDevice, O: Objective<D>>(
     let updates_per_epoch = options.batches(objective.examples())?.updates_per_epoch();
     let mut plan = Plan {
         examples: objective.examples(),
+        arithmetic: device.arithmetic(),
         done,
         updates: total,
         updates_per_epoch,
@@ -350,6 +353,7 @@ impl fmt::Display for Plan {
         writeln!(f, "padding       {:.1}% of a padded batch, not computed here", 100.0 * self.padding_saved)?;
         writeln!(f, "truncation    {:.1}% of the inputs reach the length limit", 100.0 * self.truncated)?;
         let m = &self.memory;
+        writeln!(f, "arithmetic    {}", self.arithmetic)?;
         writeln!(f, "memory        {} of {} available", human(m.total), known(m.available))?;
         writeln!(
             f,

@@ -42,6 +42,7 @@ pub fn config_table(options: &ReaderOptions) -> Result<toml::Table, TrainError> 
     options.data.global_batch_size = plan.global;
     options.data.micro_batch_size = plan.micro;
     options.data.bit_groups = plan.groups;
+    options.compute = options.compute.settled();
     toml::Table::try_from(&options).map_err(|e| {
         TrainError::Options(format!("a setting has no form in TOML, whose largest number is 2^63 - 1: {e}"))
     })
@@ -87,7 +88,7 @@ fn settle_config(
 ) -> Result<(), TrainError> {
     let listing = store.map(CheckpointStore::list).transpose()?.unwrap_or_default();
     let has_checkpoints = !(listing.complete.is_empty() && listing.incomplete.is_empty());
-    let Some(stored) = config::read_config(dir)? else {
+    let Some(mut stored) = config::read_config(dir)? else {
         if has_checkpoints {
             return Err(RunError::Malformed {
                 path: dir.join("config.toml"),
@@ -104,6 +105,9 @@ fn settle_config(
     if !has_begun {
         return Ok(());
     }
+    for (key, default) in added_settings() {
+        stored.entry(key).or_insert(default);
+    }
     config::check(dir, &stored, wanted, &may_change())?;
     for d in config::compare(&stored, wanted, &[]) {
         let show = |v: &Option<toml::Value>| v.as_ref().map_or("not set".to_owned(), |v| v.to_string());
@@ -118,6 +122,11 @@ fn settle_config(
         }
     }
     Ok(())
+}
+
+/// Settings that came later than the first runs, and what those did before.
+fn added_settings() -> [(&'static str, toml::Value); 1] {
+    [("precision", "f32".into())]
 }
 
 /// The checkpoint that a run of these settings would go on from; looks only, and changes nothing in the run's folder.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::Parser;
 use serde_json::json;
+use tercio_engine::cpu::Precision;
 use tercio_engine::random::{key, mix};
 use tercio_engine::{Arena, Cpu, Device};
 use tercio_train::options::ReaderOptions;
@@ -42,7 +43,7 @@ fn questions() -> serde_json::Value {
 }
 
 /// Bits of parameters, first and second moments, and losses after the updates.
-fn train(threads: usize, seed: u64) -> ([Vec<u32>; 3], Vec<u64>) {
+fn train(threads: usize, seed: u64, precision: Precision) -> ([Vec<u32>; 3], Vec<u64>) {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, json: serde_json::Value| {
         let path = folder.path().join(name);
@@ -66,7 +67,7 @@ fn train(threads: usize, seed: u64) -> ([Vec<u32>; 3], Vec<u64>) {
     );
     let options = Flags::parse_from(flags.split(' ')).options;
     options.check().unwrap();
-    let device = Cpu::new(threads).unwrap();
+    let device = Cpu::new(threads).unwrap().with_precision(precision);
     let run_folder = setup::open_folder(&options).unwrap();
     let run = setup::open_reader(&options, &run_folder, &device).unwrap();
     assert_eq!(run.objective.model.config.dropout_rate, 0.1);
@@ -81,10 +82,9 @@ fn train(threads: usize, seed: u64) -> ([Vec<u32>; 3], Vec<u64>) {
     (arenas, losses.iter().map(|l| l.to_bits()).collect())
 }
 
-#[test]
-fn one_and_two_threads_give_the_same_bits() {
-    let (one, losses) = train(1, 4);
-    let (two, losses_of_two) = train(2, 4);
+fn same_bits(precision: Precision) {
+    let (one, losses) = train(1, 4, precision);
+    let (two, losses_of_two) = train(2, 4, precision);
     assert_eq!(losses, losses_of_two, "losses");
     for (name, (a, b)) in ["parameters", "first moments", "second moments"].iter().zip(one.iter().zip(&two)) {
         let differ = a.iter().zip(b).filter(|(a, b)| a != b).count();
@@ -93,5 +93,15 @@ fn one_and_two_threads_give_the_same_bits() {
     let (first, last) = (f64::from_bits(losses[0]), f64::from_bits(losses[losses.len() - 1]));
     assert!(last < first, "nothing was learned: {first} {last}");
     // Another seed gives other bits: the comparison sees a difference.
-    assert!(train(2, 5).0[0] != two[0]);
+    assert!(train(2, 5, precision).0[0] != two[0]);
+}
+
+#[test]
+fn one_and_two_threads_give_the_same_bits() {
+    same_bits(Precision::F32);
+}
+
+#[test]
+fn one_and_two_threads_give_the_same_bits_in_bf16() {
+    same_bits(Precision::Bf16);
 }

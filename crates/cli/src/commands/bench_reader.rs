@@ -6,10 +6,9 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use tercio_data::Tokenizer;
 use tercio_engine::Cpu;
-use tercio_engine::cpu::Precision;
 use tercio_models::t5::T5Config;
 use tercio_train::bench::{BenchMode, BenchOptions, BenchReport, bench_reader};
-use tercio_train::options::MOST_TEXT_TOKENS;
+use tercio_train::options::{MOST_TEXT_TOKENS, Precision, PrecisionOptions};
 use tercio_train::scratch::ScratchFolder;
 use tercio_train::setup;
 
@@ -54,9 +53,8 @@ pub struct BenchReader {
     /// Keep only each encoder layer's input for the backward pass and compute the rest again
     #[arg(long, visible_alias = "use-checkpoint")]
     recompute: bool,
-    /// Round the factors of products to bf16; sums and everything else stay f32
-    #[arg(long)]
-    bf16: bool,
+    #[command(flatten)]
+    compute: PrecisionOptions,
     /// Tokens of "question + title + passage" at most
     #[arg(long, default_value_t = 250)]
     text_maxlength: usize,
@@ -81,8 +79,8 @@ impl BenchReader {
             Some(path) => T5Config::read(path)?.0,
             None => setup::of_size(&self.size)?,
         };
-        let precision = if self.bf16 { Precision::Bf16 } else { Precision::F32 };
-        let device = Cpu::new(common::threads(self.threads)?)?.with_precision(precision);
+        let precision = self.compute.get();
+        let device = Cpu::new(common::threads(self.threads)?)?.with_precision(precision.into());
         let options = BenchOptions {
             mode: match self.mode {
                 Mode::Train => BenchMode::Train,
@@ -97,7 +95,7 @@ impl BenchReader {
             recompute: self.recompute,
             text_maxlength: self.text_maxlength,
             threads: device.threads(),
-            bf16: self.bf16,
+            bf16: precision == Precision::Bf16,
         };
         let tokenizer = Tokenizer::load(&self.tokenizer)?;
         let cache = ScratchFolder::new()?;

@@ -10,7 +10,7 @@ use serde_json::json;
 use tercio_data::{Question, Questions, baselines};
 use tercio_engine::{Cpu, Device};
 use tercio_train::objective::Objective;
-use tercio_train::options::ReaderOptions;
+use tercio_train::options::{Precision, PrecisionOptions, ReaderOptions};
 use tercio_train::run::{Signals, Verbosity, init_logging, log_to, loss_plot, metrics, write_atomic};
 use tercio_train::trainer::{LoopOptions, RunOutcome};
 use tercio_train::{TrainError, setup, trainer};
@@ -90,6 +90,8 @@ pub struct Quickstart {
     /// Threads; 0: all cores
     #[arg(long, default_value_t = 0)]
     threads: usize,
+    #[command(flatten)]
+    compute: PrecisionOptions,
     /// Held-out questions to evaluate on, from the start of the file; 0: all
     #[arg(long, default_value_t = 0)]
     eval_questions: usize,
@@ -134,7 +136,7 @@ impl Quickstart {
         let data = dir.join("data");
         self.unpack(&data)?;
         init_logging(None, if self.json { Verbosity::Quiet } else { Verbosity::Normal })?;
-        let device = Cpu::new(common::threads(self.threads)?)?;
+        let device = Cpu::new(common::threads(self.threads)?)?.with_precision(self.compute.get().into());
         let signals = Signals::install()?;
         let (train, eval) = (Questions::open(&data.join(FILES[0].0), &data)?, self.open_eval(&data)?);
         self.say(&format!(
@@ -190,9 +192,13 @@ impl Quickstart {
     /// The second phase starts from what the first one ended with: with other updates it is another run from the start,
     /// not one to go on with.
     fn run_name(&self) -> String {
+        let precision = match self.compute.get() {
+            Precision::F32 => String::new(),
+            other => format!("-{}", other.name()),
+        };
         match self.updates {
-            UPDATES => format!("seed-{}", self.seed),
-            n => format!("seed-{}-updates-{n}", self.seed),
+            UPDATES => format!("seed-{}{precision}", self.seed),
+            n => format!("seed-{}-updates-{n}{precision}", self.seed),
         }
     }
 
@@ -246,6 +252,7 @@ impl Quickstart {
         add("--name", phase.name.into());
         add("--seed", self.seed.to_string());
         add("--threads", self.threads.to_string());
+        add("--precision", self.compute.get().name().into());
         add("--train_data", data.join(FILES[0].0).display().to_string());
         add("--eval_data", eval.display().to_string());
         add("--total_steps", steps.to_string());

@@ -67,7 +67,7 @@ fn train(
     signals: &Signals,
 ) -> Result<RunOutcome, TrainError> {
     start::compare_settings(world, &setup::config_table(options)?)?;
-    let device = start::device_among(world, threads)?;
+    let device = start::device_among(world, threads, options.compute.get())?;
     if !world.is_main() {
         return go(options, world, &device, None, false, signals);
     }
@@ -113,7 +113,7 @@ fn dry_run(options: &ReaderOptions, place: &Place, json: bool) -> anyhow::Result
         0 => (common::threads(0)? / place.local_size).max(1),
         n => common::threads(n)?,
     };
-    let device = &Cpu::new(threads)?;
+    let device = &Cpu::new(threads)?.with_precision(options.compute.get().into());
     for note in options.notes() {
         tracing::info!("{note}");
     }

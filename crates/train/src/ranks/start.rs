@@ -5,6 +5,7 @@ use tercio_engine::cpu::Isa;
 use tercio_engine::{Cpu, Device};
 
 use crate::error::TrainError;
+use crate::options::Precision;
 use crate::run::config;
 
 /// Settings that may differ between the ranks of a run: they reach no result, or are paths of a host.
@@ -53,14 +54,21 @@ pub fn compare_settings(world: &World, settings: &toml::Table) -> Result<(), Tra
 /// that this process may use, shared with the ranks of its host that may use the same ones.
 ///
 /// # Errors
-/// What [`Cpu::new`] refuses; a rank was lost.
-pub fn device_among(world: &World, threads: usize) -> Result<Cpu, TrainError> {
+/// What [`Cpu::new`] refuses; another `precision` on another rank; a rank was lost.
+pub fn device_among(world: &World, threads: usize, precision: Precision) -> Result<Cpu, TrainError> {
     let threads = match threads {
         0 => own_cores(world)?,
         n => n,
     };
     if world.size() == 1 {
-        return Ok(Cpu::new(threads)?);
+        return Ok(Cpu::new(threads)?.with_precision(precision.into()));
+    }
+    let all = world.all_gather_bytes(precision.name().into())?;
+    if let Some(rank) = all.iter().position(|p| *p != all[0]) {
+        let (theirs, ours) = (String::from_utf8_lossy(&all[rank]), String::from_utf8_lossy(&all[0]));
+        let what =
+            format!("--precision is {theirs} there and {ours} on rank 0; start all ranks with the same");
+        return Err(differs(world, rank, what));
     }
     let own = Cpu::new(1)?.isa();
     let mine = Isa::ALL.into_iter().skip_while(|i| *i != own).filter(|i| i.available());
@@ -83,7 +91,7 @@ pub fn device_among(world: &World, threads: usize) -> Result<Cpu, TrainError> {
             agreed.name()
         );
     }
-    let device = Cpu::with_isa(threads, agreed)?;
+    let device = Cpu::with_isa(threads, agreed)?.with_precision(precision.into());
     let all = world.all_gather_bytes(device.arithmetic().into_bytes())?;
     if let Some(rank) = all.iter().position(|a| *a != all[0])
         && world.is_main()

@@ -1,6 +1,9 @@
 //! What the golden reader tests share: the cases of the folder that TERCIO_GOLDEN names, the tolerances of its page, and
 //! a case opened through the flags of `tercio train reader`.
 
+// Each test file is a program of its own and uses a part of this.
+#![allow(dead_code)]
+
 #[path = "../../../../tests/golden_folder.rs"]
 mod golden_folder;
 

@@ -1,0 +1,95 @@
+//! The optimizer and its schedule: the settings of every objective's training.
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+/// The optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optim {
+    /// Adam; no weight decay.
+    Adam,
+    /// AdamW: decoupled weight decay on all parameters.
+    Adamw,
+}
+
+/// The course of the learning rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scheduler {
+    /// Constant, from the first update.
+    Fixed,
+    /// Linear warm-up from 0, then linear decay to 0 (or constant with --fixed_lr).
+    Linear,
+}
+
+/// The optimizer and its schedule.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct OptimOptions {
+    /// Optimizer updates of the run
+    #[arg(long, env = "TERCIO_TOTAL_STEPS", default_value_t = 1000)]
+    pub total_steps: u64,
+    /// Updates of the linear schedule's warm-up
+    #[arg(long, env = "TERCIO_WARMUP_STEPS", default_value_t = 1000)]
+    pub warmup_steps: u64,
+    /// Update at which the linear schedule reaches 0; default: --total_steps
+    #[arg(long, env = "TERCIO_SCHEDULER_STEPS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduler_steps: Option<u64>,
+    /// Dropout; default: what the model's configuration says
+    #[arg(long, env = "TERCIO_DROPOUT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<f64>,
+    /// Peak learning rate
+    #[arg(long, env = "TERCIO_LR", default_value_t = 1e-4)]
+    pub lr: f64,
+    /// Greatest global L2 norm of the gradient; 0: no clipping
+    #[arg(long, env = "TERCIO_CLIP", default_value_t = 1.0)]
+    pub clip: f64,
+    /// Optimizer
+    #[arg(long, value_enum, env = "TERCIO_OPTIM", default_value_t = Optim::Adam)]
+    pub optim: Optim,
+    /// Course of the learning rate
+    #[arg(long, value_enum, env = "TERCIO_SCHEDULER", default_value_t = Scheduler::Fixed)]
+    pub scheduler: Scheduler,
+    /// Weight decay of adamw
+    #[arg(long, env = "TERCIO_WEIGHT_DECAY", default_value_t = 0.1)]
+    pub weight_decay: f64,
+    /// With the linear schedule: constant after the warm-up
+    #[arg(long, env = "TERCIO_FIXED_LR")]
+    pub fixed_lr: bool,
+}
+
+impl OptimOptions {
+    /// What is wrong with the settings, if anything.
+    pub fn check(&self) -> Result<(), String> {
+        let o = self;
+        if o.total_steps == 0 {
+            return Err("--total_steps must be at least 1".into());
+        }
+        for (flag, value) in [("lr", o.lr), ("clip", o.clip), ("weight_decay", o.weight_decay)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(format!("--{flag} must be a number of at least 0, is {value}"));
+            }
+        }
+        if let Some(p) = o.dropout
+            && !(0.0..1.0).contains(&p)
+        {
+            return Err(format!("--dropout must be at least 0 and less than 1, is {p}"));
+        }
+        Ok(())
+    }
+    /// Settings that do nothing beside the others, as sentences.
+    pub fn notes(&self) -> Vec<String> {
+        let o = self;
+        let mut notes: Vec<String> = Vec::new();
+        if o.scheduler == Scheduler::Fixed {
+            notes
+                .push("--scheduler fixed: the learning rate is constant, --warmup_steps does nothing".into());
+        }
+        if o.optim == Optim::Adam {
+            notes.push("--optim adam: --weight_decay does nothing (adamw decays)".into());
+        }
+        notes
+    }
+}
