@@ -11,7 +11,6 @@ use tercio_engine::Device;
 
 use crate::error::TrainError;
 use crate::objective::{Objective, ShardSize};
-use crate::options::Scheduler;
 use crate::ranks::RankDevice;
 use crate::ranks::deal::{notes, own_shards};
 use crate::run::{free_bytes, memory, progress};
@@ -308,7 +307,7 @@ fn warnings(plan: &Plan, options: &LoopOptions) -> Vec<String> {
         ));
     }
     let o = &options.optim;
-    if o.scheduler == Scheduler::Linear && o.warmup_steps >= o.total_steps {
+    if o.scheduler.has_course() && o.warmup_steps >= o.total_steps {
         warnings.push(format!(
             "the warm-up of {} updates does not fit into the run's {}: the learning rate never reaches --lr",
             o.warmup_steps, o.total_steps

@@ -4,18 +4,72 @@ use crate::options::{OptimOptions, Scheduler};
 
 /// Learning rate of update `u`, counted from 0.
 ///
-/// `linear`: `u / warmup` up to the warm-up (the first update has rate 0), then
-/// `1 - (u - warmup) / (scheduler_steps - warmup)` down to 0, or 1 with `fixed_lr`. Source: FiD's schedules.
+/// `linear`: `u / warmup` up to the warm-up (the first update has rate 0), then with
+/// `x = (u - warmup) / (scheduler_steps - warmup)` the factor `1 - x` down to 0, or 1 with `fixed_lr`. Source: FiD's
+/// schedules. `cosine`: the same warm-up, then `(1 + cos(pi x)) / 2` down to 0, where it stays. Source: SGDR (Loshchilov
+/// and Hutter, 2017) without restarts, as `get_cosine_schedule_with_warmup` of Hugging Face has it.
 pub fn learning_rate(o: &OptimOptions, u: u64) -> f64 {
+    let end = o.scheduler_steps.unwrap_or(o.total_steps);
+    let span = end.saturating_sub(o.warmup_steps).max(1) as f64;
+    let gone = |u: u64| ((u - o.warmup_steps) as f64 / span).min(1.0);
     let factor = match o.scheduler {
         Scheduler::Fixed => 1.0,
-        Scheduler::Linear if u < o.warmup_steps => u as f64 / o.warmup_steps as f64,
+        _ if u < o.warmup_steps => u as f64 / o.warmup_steps as f64,
         Scheduler::Linear if o.fixed_lr => 1.0,
-        Scheduler::Linear => {
-            let end = o.scheduler_steps.unwrap_or(o.total_steps);
-            let span = end.saturating_sub(o.warmup_steps).max(1) as f64;
-            (1.0 - (u - o.warmup_steps) as f64 / span).max(0.0)
-        }
+        Scheduler::Linear => 1.0 - gone(u),
+        Scheduler::Cosine => 0.5 * (1.0 + libm::cos(std::f64::consts::PI * gone(u))),
     };
     o.lr * factor
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        optim: OptimOptions,
+    }
+
+    fn rates(flags: &str, updates: &[u64]) -> Vec<f64> {
+        let o = Flags::parse_from(["test"].into_iter().chain(flags.split(' '))).optim;
+        o.check().unwrap();
+        updates.iter().map(|&u| learning_rate(&o, u)).collect()
+    }
+
+    fn close(found: &[f64], wanted: &[f64]) {
+        assert_eq!(found.len(), wanted.len());
+        let near = found.iter().zip(wanted).all(|(f, w)| (f - w).abs() < 1e-14);
+        assert!(near, "{found:?}, not {wanted:?}");
+    }
+
+    #[test]
+    fn linear_rises_and_falls() {
+        let flags = "--scheduler linear --lr 2 --warmup-steps 4 --total-steps 12";
+        close(&rates(flags, &[0, 1, 4, 8, 11, 12, 40]), &[0.0, 0.5, 2.0, 1.0, 0.25, 0.0, 0.0]);
+        close(&rates(&format!("{flags} --fixed-lr"), &[3, 4, 11]), &[1.5, 2.0, 2.0]);
+        close(&rates("--scheduler fixed --lr 2 --warmup-steps 4", &[0, 9_999]), &[2.0, 2.0]);
+    }
+
+    #[test]
+    fn cosine_rises_and_falls() {
+        let flags = "--scheduler cosine --lr 2 --warmup-steps 4 --total-steps 99 --scheduler-steps 16";
+        // Twelfths of a half turn: cos of 0, 30, 60, 90, 120 and 180 degrees.
+        let want = [0.0, 1.0, 2.0, 1.0 + 0.75f64.sqrt(), 1.5, 1.0, 0.5, 0.0, 0.0];
+        close(&rates(flags, &[0, 2, 4, 6, 8, 10, 12, 16, 40]), &want);
+        // All warm-up, no fall.
+        close(
+            &rates("--scheduler cosine --lr 2 --warmup-steps 4 --total-steps 4", &[3, 4, 5]),
+            &[1.5, 2.0, 0.0],
+        );
+    }
+
+    #[test]
+    fn a_cosine_that_is_held_is_refused() {
+        let words = ["test", "--scheduler", "cosine", "--fixed-lr"];
+        let said = Flags::parse_from(words).optim.check().unwrap_err();
+        assert!(said.contains("--scheduler linear"), "{said}");
+    }
 }

@@ -113,10 +113,10 @@ fn settle_config(
         let show = |v: &Option<toml::Value>| v.as_ref().map_or("not set".to_owned(), |v| v.to_string());
         let (key, before, now) = (&d.key, show(&d.stored), show(&d.wanted));
         tracing::info!("--{key} was {before}, from here on it is {now}");
-        let is_linear = wanted.get("scheduler").and_then(|v| v.as_str()) == Some("linear");
-        if key == "total_steps" && is_linear && !wanted.contains_key("scheduler_steps") {
+        let scheduler = wanted.get("scheduler").and_then(|v| v.as_str()).unwrap_or("fixed");
+        if key == "total_steps" && scheduler != "fixed" && !wanted.contains_key("scheduler_steps") {
             tracing::warn!(
-                "the linear schedule ends at --total_steps: it changes its slope here, and the run is not the one that a \
+                "the {scheduler} schedule ends at --total_steps: it changes its slope here, and the run is not the one that a \
                  start with {now} would have been; --scheduler_steps would keep the two apart"
             );
         }

@@ -21,6 +21,15 @@ pub enum Scheduler {
     Fixed,
     /// Linear warm-up from 0, then linear decay to 0 (or constant with --fixed_lr).
     Linear,
+    /// Linear warm-up from 0, then half a cosine down to 0.
+    Cosine,
+}
+
+impl Scheduler {
+    /// Whether the learning rate has a warm-up and an end.
+    pub fn has_course(self) -> bool {
+        self != Scheduler::Fixed
+    }
 }
 
 /// The optimizer and its schedule.
@@ -29,10 +38,10 @@ pub struct OptimOptions {
     /// Optimizer updates of the run
     #[arg(long, env = "TERCIO_TOTAL_STEPS", default_value_t = 1000)]
     pub total_steps: u64,
-    /// Updates of the linear schedule's warm-up
+    /// Updates of the warm-up of the linear and the cosine schedule
     #[arg(long, env = "TERCIO_WARMUP_STEPS", default_value_t = 1000)]
     pub warmup_steps: u64,
-    /// Update at which the linear schedule reaches 0; default: --total_steps
+    /// Update at which the linear or the cosine schedule reaches 0; default: --total_steps
     #[arg(long, env = "TERCIO_SCHEDULER_STEPS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler_steps: Option<u64>,
@@ -76,6 +85,11 @@ impl OptimOptions {
             && !(0.0..1.0).contains(&p)
         {
             return Err(format!("--dropout must be at least 0 and less than 1, is {p}"));
+        }
+        if o.fixed_lr && o.scheduler == Scheduler::Cosine {
+            return Err("--fixed_lr holds the linear schedule's rate after the warm-up: give --scheduler linear with it, or \
+                        leave it out for a cosine"
+                .into());
         }
         Ok(())
     }
