@@ -84,6 +84,14 @@ fn products() -> Vec<Product> {
         (80, 33, 257),
         (1030, 40, 64),
         (40, 4130, 40),
+        // A few rows, whose matrix is not packed.
+        (2, 100, 300),
+        (3, 17, 47),
+        (4, 700, 333),
+        (6, 64, 601),
+        (7, 65, 129),
+        (8, 311, 100),
+        (9, 311, 100),
     ];
     for i in 0..24 {
         let size = |what: u64| 1 + (key(&[9, i, what]) % 300) as usize;

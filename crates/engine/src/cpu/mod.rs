@@ -7,6 +7,8 @@
 mod attention;
 mod attention_rows;
 mod elementwise;
+#[cfg(target_arch = "x86_64")]
+mod few_rows;
 mod lanes;
 mod loss;
 pub mod math;

@@ -126,6 +126,10 @@ pub(super) unsafe fn product_raw(
         };
     }
     let bf16 = how.precision == Precision::Bf16;
+    #[cfg(target_arch = "x86_64")]
+    if matches!(how.isa, Isa::Amx | Isa::Avx512) && super::few_rows::takes(a, b) {
+        return unsafe { super::few_rows::run(a, b, bf16, c, stride, accumulate) };
+    }
     unsafe {
         match how.isa {
             #[cfg(target_arch = "x86_64")]
