@@ -14,7 +14,7 @@ pub fn requeue_among(world: &World) -> bool {
     let told = world.broadcast_bytes(0, vec![u8::from(answer)]);
     let answer = told.is_ok_and(|b| b == [1]);
     let Some(job) = job.filter(|_| answer) else { return answer };
-    match scontrol(&["requeue", &job]) {
+    match queue_again(&job) {
         Ok(_) => {
             tracing::info!("job {job} is queued again: the run goes on from its checkpoint");
             true
@@ -47,13 +47,17 @@ fn may_requeue(job: &str) -> bool {
     }
 }
 
-fn scontrol(words: &[&str]) -> Result<String, String> {
-    let output =
-        Command::new("scontrol").args(words).stdin(Stdio::null()).output().map_err(|e| e.to_string())?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+/// Slurm ends the job's processes while it still answers, `scontrol` among them: that one ignores the signal.
+fn queue_again(job: &str) -> Result<(), String> {
+    let output = Command::new("sh")
+        .args(["-c", "trap '' TERM; exec scontrol requeue \"$1\"", "sh", job])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| e.to_string())?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim())),
     }
-    Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
 }
 
 #[cfg(test)]
