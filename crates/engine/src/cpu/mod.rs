@@ -4,6 +4,7 @@
 //! Products and kernels use fused multiply-add in the same order on AVX2, AVX-512 and AArch64, so these agree bit
 //! for bit; the portable x86 path rounds twice and is another arithmetic ([`Device::arithmetic`] names it).
 
+mod adafactor;
 mod attention;
 mod attention_rows;
 mod elementwise;
@@ -405,5 +406,20 @@ impl Device for Cpu {
     ) {
         let (p, m, v) = (parameters.slice(), first.slice(), second.slice());
         optimizer::adam(self.arithmetic.isa, p, gradients.slice(), m, v, step);
+    }
+    fn adafactor(
+        &self,
+        parameter: ViewMut<'_, Self>,
+        gradient: View<'_, Self>,
+        columns: Option<usize>,
+        statistics: ViewMut<'_, Self>,
+        step: AdafactorStep,
+    ) {
+        let (isa, p, g, stats) =
+            (self.arithmetic.isa, parameter.slice(), gradient.slice(), statistics.slice());
+        match columns {
+            Some(columns) => adafactor::matrix(isa, p, g, columns, stats, &step),
+            None => adafactor::vector(isa, p, g, stats, &step),
+        }
     }
 }

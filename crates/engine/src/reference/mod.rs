@@ -2,6 +2,7 @@
 //! and not from the CPU's code. It is the oracle of the tests, and small enough to be checked by reading.
 
 mod attention;
+mod optimizer;
 mod rows;
 mod state_attention;
 
@@ -335,7 +336,17 @@ impl Device for Reference {
         second: ViewMut<'_, Self>,
         step: AdamStep,
     ) {
-        rows::adam(parameters.slice(), gradients.slice(), first.slice(), second.slice(), step);
+        optimizer::adam(parameters.slice(), gradients.slice(), first.slice(), second.slice(), step);
+    }
+    fn adafactor(
+        &self,
+        parameter: ViewMut<'_, Self>,
+        gradient: View<'_, Self>,
+        columns: Option<usize>,
+        statistics: ViewMut<'_, Self>,
+        step: AdafactorStep,
+    ) {
+        optimizer::adafactor(parameter.slice(), gradient.slice(), columns, statistics.slice(), step);
     }
 }
 

@@ -1,6 +1,6 @@
-//! Row kernels of the reference: norm, activations, cross-entropy, optimizer.
+//! Row kernels of the reference: norm, activations, cross-entropy.
 
-use crate::device::{Activation, AdamStep};
+use crate::device::Activation;
 
 /// `1 / sqrt(mean(x^2) + eps)`
 fn inverse_root(x: &[f64], eps: f64) -> f64 {
@@ -121,19 +121,4 @@ pub(super) fn top_k(x: &[f64], width: usize, k: usize) -> Vec<(u32, f64)> {
         sorted
     };
     x.chunks(width.max(1)).flat_map(top).collect()
-}
-
-/// PyTorch's `AdamW` with one tensor, line by line.
-pub(super) fn adam(p: &mut [f64], g: &[f64], m: &mut [f64], v: &mut [f64], s: AdamStep) {
-    assert!(p.len() == g.len() && p.len() == m.len() && p.len() == v.len());
-    let correction1 = 1.0 - libm::pow(s.beta1, s.step as f64);
-    let correction2 = 1.0 - libm::pow(s.beta2, s.step as f64);
-    for i in 0..p.len() {
-        let g = g[i] * s.gradient_scale;
-        p[i] *= 1.0 - s.lr * s.weight_decay;
-        m[i] += (1.0 - s.beta1) * (g - m[i]);
-        v[i] = s.beta2 * v[i] + (1.0 - s.beta2) * g * g;
-        let denominator = libm::sqrt(v[i]) / libm::sqrt(correction2) + s.eps;
-        p[i] -= s.lr / correction1 * m[i] / denominator;
-    }
 }
