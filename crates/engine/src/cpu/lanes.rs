@@ -8,6 +8,8 @@ use std::arch::x86_64::*;
 pub enum Isa {
     /// AVX-512 and, for products, AMX tiles of bf16: three parts to an f32 (`product_amx.rs`).
     Amx,
+    /// AVX-512 and, for products in bf16, its multiply-add of pairs.
+    Avx512Bf16,
     /// AVX-512 F, DQ, BW, VL.
     Avx512,
     /// AVX2 and FMA.
@@ -18,16 +20,17 @@ pub enum Isa {
 
 impl Isa {
     /// All, best first.
-    pub const ALL: [Isa; 4] = [Isa::Amx, Isa::Avx512, Isa::Avx2, Isa::Portable];
+    pub const ALL: [Isa; 5] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 
     /// The instruction set of this name.
     pub fn named(name: &str) -> Option<Isa> {
         Self::ALL.into_iter().find(|i| i.name() == name)
     }
-    /// `amx`, `avx512`, `avx2`, `portable`.
+    /// `amx`, `avx512bf16`, `avx512`, `avx2`, `portable`.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Amx => "amx",
+            Isa::Avx512Bf16 => "avx512bf16",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
             Isa::Portable => "portable",
@@ -39,6 +42,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => Isa::Avx512.available() && super::product_amx::available(),
             #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512.available() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512dq")
@@ -49,7 +54,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Amx | Isa::Avx512 | Isa::Avx2 => false,
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 => false,
             Isa::Portable => true,
         }
     }
@@ -106,7 +111,7 @@ macro_rules! kernel {
             match isa {
                 // SAFETY: a device holds only an instruction set that the processor has.
                 #[cfg(target_arch = "x86_64")]
-                $crate::cpu::Isa::Amx | $crate::cpu::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::cpu::Isa::Amx | $crate::cpu::Isa::Avx512Bf16 | $crate::cpu::Isa::Avx512 => unsafe { avx512($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 $crate::cpu::Isa::Avx2 => unsafe { avx2($($arg),*) },
                 _ => body::<{ $crate::cpu::lanes::PORTABLE_FUSES }>($($arg),*),
@@ -120,6 +125,8 @@ pub(super) use kernel;
 pub(super) trait Lanes: Copy {
     /// Elements.
     const N: usize;
+    /// Whether an element of a factor is a pair of bf16: two steps of the inner dimension.
+    const PAIRS: bool = false;
     /// SAFETY (all): the pointers hold `N` (or one, for `splat`) elements; the processor has the instruction set.
     unsafe fn load(p: *const f32) -> Self;
     unsafe fn store(self, p: *mut f32);
@@ -199,6 +206,40 @@ impl Lanes for __m512 {
                     transpose16(source, stride, (vectors - i).min(16), rows, d.add(k * width + i), width);
                 }
             }
+        }
+    }
+}
+
+/// As `__m512`, with factors that are pairs of bf16. Products of a pair are added one after the other, each rounded.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(super) struct Pairs(__m512);
+
+#[cfg(target_arch = "x86_64")]
+impl Lanes for Pairs {
+    const N: usize = 16;
+    const PAIRS: bool = true;
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        unsafe { Pairs(_mm512_loadu_ps(p)) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { _mm512_storeu_ps(p, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn splat(p: *const f32) -> Self {
+        unsafe { Pairs(_mm512_castsi512_ps(_mm512_set1_epi32(*(p as *const i32)))) }
+    }
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        unsafe { Pairs(_mm512_setzero_ps()) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        unsafe {
+            let pairs = |x: Self| std::mem::transmute::<__m512, __m512bh>(x.0);
+            Pairs(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b)))
         }
     }
 }

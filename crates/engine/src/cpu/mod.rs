@@ -54,13 +54,14 @@ pub enum CpuError {
 
 impl Cpu {
     /// A CPU device with `threads` threads (at least 1) and the best instruction set of this processor, or the one
-    /// that the environment variable `TERCIO_ISA` names (`amx`, `avx512`, `avx2`, `portable`).
+    /// that the environment variable `TERCIO_ISA` names (`amx`, `avx512bf16`, `avx512`, `avx2`, `portable`).
     pub fn new(threads: usize) -> Result<Cpu, CpuError> {
         let isa = match std::env::var("TERCIO_ISA") {
             Err(_) => Isa::best(),
             Ok(name) => {
-                let isa = Isa::named(&name)
-                    .ok_or_else(|| CpuError::Isa(name.clone(), "expected amx, avx512, avx2 or portable"))?;
+                let isa = Isa::named(&name).ok_or_else(|| {
+                    CpuError::Isa(name.clone(), "expected amx, avx512bf16, avx512, avx2 or portable")
+                })?;
                 if !isa.available() {
                     return Err(CpuError::Isa(name, "this processor does not have it"));
                 }
@@ -121,6 +122,7 @@ impl Device for Cpu {
             (Precision::F32, Isa::Amx) => format!("{vectors}, products of three bf16 parts"),
             (Precision::F32, _) => vectors.into(),
             (Precision::Bf16, Isa::Amx) => format!("{vectors}, products in bf16 tiles"),
+            (Precision::Bf16, Isa::Avx512Bf16) => format!("{vectors}, products of pairs of bf16"),
             (Precision::Bf16, _) => format!("{vectors}, products of factors rounded to bf16"),
         }
     }

@@ -6,11 +6,22 @@ use std::arch::x86_64::__m512;
 use super::lanes::{Isa, Lanes, kernel};
 use super::product::{KC, Operand};
 
+/// What becomes of a factor in its panel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Factors {
+    /// f32 as it is.
+    Plain,
+    /// Rounded to bf16, as f32.
+    Rounded,
+    /// Rounded to bf16, two steps of the inner dimension in a word: half the panel is used.
+    Pairs,
+}
+
 /// Packs columns `[j, j + nr)` of `b`, all depth blocks, into their places in the whole packed operand of `np` panels.
 pub(super) unsafe fn pack_panel_of(
     isa: Isa,
     b: Operand,
-    bf16: bool,
+    factors: Factors,
     j: usize,
     nr: usize,
     d: *mut f32,
@@ -22,7 +33,7 @@ pub(super) unsafe fn pack_panel_of(
         unsafe {
             let source = b.data.add(p * b.row + j * b.column);
             let target = d.add(p * np * nr + j * depth);
-            pack(isa, bf16, source, b.column, b.row, width, depth, target, nr);
+            pack(isa, factors, source, b.column, b.row, width, depth, target, nr);
         }
     }
 }
@@ -45,10 +56,24 @@ kernel! {
     }
 }
 
-/// Packs a panel as [`pack_plain`] does, rounded where products are in bf16.
+kernel! {
+    /// Puts lines of `width` bf16 values two and two together in words, where the first half of the lines was.
+    fn pair_up(panel: &mut [f32], width: usize) {
+        let lines = panel.len() / width;
+        for pair in 0..lines.div_ceil(2) {
+            let (first, second) = (2 * pair * width, (2 * pair + 1) * width);
+            for i in 0..width {
+                let high = if second < panel.len() { panel[second + i].to_bits() } else { 0 };
+                panel[pair * width + i] = f32::from_bits(panel[first + i].to_bits() >> 16 | high);
+            }
+        }
+    }
+}
+
+/// Packs a panel as [`pack_plain`] does, with factors as they are wanted.
 pub(super) unsafe fn pack(
     isa: Isa,
-    bf16: bool,
+    factors: Factors,
     s: *const f32,
     vector: usize,
     along: usize,
@@ -59,8 +84,12 @@ pub(super) unsafe fn pack(
 ) {
     unsafe {
         pack_plain(isa, s, vector, along, vectors, depth, d, width);
-        if bf16 {
-            round_to_bf16(isa, std::slice::from_raw_parts_mut(d, depth * width));
+        let panel = std::slice::from_raw_parts_mut(d, depth * width);
+        if factors != Factors::Plain {
+            round_to_bf16(isa, panel);
+        }
+        if factors == Factors::Pairs {
+            pair_up(isa, panel, width);
         }
     }
 }
@@ -105,7 +134,7 @@ unsafe fn pack_plain(
         debug_assert_eq!(along, 1);
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::Avx512 => transpose512(s, vector, vectors, depth, d, width),
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => transpose512(s, vector, vectors, depth, d, width),
             _ => <[f32; 4] as Lanes>::transpose(s, vector, vectors, depth, d, width),
         }
     }

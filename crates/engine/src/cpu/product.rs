@@ -12,8 +12,10 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::Cpu;
+#[cfg(target_arch = "x86_64")]
+use super::lanes::Pairs;
 use super::lanes::{Arithmetic, Isa, Lanes, Precision};
-use super::packing::{pack, pack_panel_of};
+use super::packing::{Factors, pack, pack_panel_of};
 use super::pool::ask_for_huge_pages;
 use crate::device::Matrix;
 
@@ -126,17 +128,26 @@ pub(super) unsafe fn product_raw(
         };
     }
     let bf16 = how.precision == Precision::Bf16;
+    let factors = if bf16 { Factors::Rounded } else { Factors::Plain };
     #[cfg(target_arch = "x86_64")]
-    if matches!(how.isa, Isa::Amx | Isa::Avx512) && super::few_rows::takes(a, b) {
+    if (matches!(how.isa, Isa::Amx | Isa::Avx512) || how.isa == Isa::Avx512Bf16 && !bf16)
+        && super::few_rows::takes(a, b)
+    {
         return unsafe { super::few_rows::run(a, b, bf16, c, stride, accumulate) };
     }
     unsafe {
         match how.isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx | Isa::Avx512 => run::<__m512, 14, 2>(avx512_panels, a, b, bf16, c, stride, accumulate),
+            Isa::Avx512Bf16 if bf16 => {
+                run::<Pairs, 14, 2>(pair_panels, a, b, Factors::Pairs, c, stride, accumulate)
+            }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => run::<__m256, 6, 2>(avx2_panels, a, b, bf16, c, stride, accumulate),
-            _ => run::<[f32; 4], 4, 2>(portable_panels, a, b, bf16, c, stride, accumulate),
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => {
+                run::<__m512, 14, 2>(avx512_panels, a, b, factors, c, stride, accumulate)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => run::<__m256, 6, 2>(avx2_panels, a, b, factors, c, stride, accumulate),
+            _ => run::<[f32; 4], 4, 2>(portable_panels, a, b, factors, c, stride, accumulate),
         }
     }
 }
@@ -149,7 +160,7 @@ struct Part {
     j1: usize,
 }
 
-type Panels = unsafe fn(Operand, Operand, bool, Packed, Target, usize, bool, Part);
+type Panels = unsafe fn(Operand, Operand, Factors, Packed, Target, usize, bool, Part);
 
 /// The right operand, packed (all panels of a depth block one after the other), or to be packed by each part.
 #[derive(Clone, Copy)]
@@ -162,7 +173,7 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
     panels: Panels,
     a: Operand,
     b: Operand,
-    bf16: bool,
+    factors: Factors,
     c: Target,
     stride: usize,
     accumulate: bool,
@@ -184,7 +195,7 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
     let threads = if m * n * k < SERIAL { 1 } else { rayon::current_num_threads() };
     let whole = Part { i0: 0, i1: m, j0: 0, j1: np };
     if threads == 1 && m <= MC {
-        return unsafe { panels(a, b, bf16, Packed::Each, c, stride, accumulate, whole) };
+        return unsafe { panels(a, b, factors, Packed::Each, c, stride, accumulate, whole) };
     }
     // Cut rows into blocks of at most MC, as even as MR allows; few rows are cut by columns too, then each part packs its own panels.
     let blocks = m.div_ceil(MC).next_multiple_of(if m >= threads * MR { threads } else { 1 });
@@ -199,7 +210,7 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
         (0..cuts)
             .into_par_iter()
             .with_max_len(1)
-            .for_each(|t| unsafe { panels(a, b, bf16, Packed::Each, c, stride, accumulate, parts(t)) });
+            .for_each(|t| unsafe { panels(a, b, factors, Packed::Each, c, stride, accumulate, parts(t)) });
         return;
     }
     let mut storage = RIGHT.take();
@@ -207,14 +218,13 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
     let chunks = (2 * threads).min(np);
     let pack_all = |t: usize| unsafe {
         for j in np * t / chunks..np * (t + 1) / chunks {
-            pack_panel_of(isa_of::<L>(), b, bf16, j * nr, nr, packed.at(0), np);
+            pack_panel_of(isa_of::<L>(), b, factors, j * nr, nr, packed.at(0), np);
         }
     };
     (0..chunks).into_par_iter().with_max_len(1).for_each(pack_all);
-    (0..blocks * cuts)
-        .into_par_iter()
-        .with_max_len(1)
-        .for_each(|t| unsafe { panels(a, b, bf16, Packed::Whole(packed), c, stride, accumulate, parts(t)) });
+    (0..blocks * cuts).into_par_iter().with_max_len(1).for_each(|t| unsafe {
+        panels(a, b, factors, Packed::Whole(packed), c, stride, accumulate, parts(t))
+    });
     RIGHT.set(storage);
 }
 
@@ -231,47 +241,61 @@ fn isa_of<L: Lanes>() -> Isa {
 unsafe fn avx512_panels(
     a: Operand,
     b: Operand,
-    bf16: bool,
+    factors: Factors,
     p: Packed,
     c: Target,
     stride: usize,
     acc: bool,
     part: Part,
 ) {
-    unsafe { panels::<__m512, 14, 2>(a, b, bf16, p, c, stride, acc, part) }
+    unsafe { panels::<__m512, 14, 2>(a, b, factors, p, c, stride, acc, part) }
+}
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn pair_panels(
+    a: Operand,
+    b: Operand,
+    factors: Factors,
+    p: Packed,
+    c: Target,
+    stride: usize,
+    acc: bool,
+    part: Part,
+) {
+    unsafe { panels::<Pairs, 14, 2>(a, b, factors, p, c, stride, acc, part) }
 }
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2_panels(
     a: Operand,
     b: Operand,
-    bf16: bool,
+    factors: Factors,
     p: Packed,
     c: Target,
     stride: usize,
     acc: bool,
     part: Part,
 ) {
-    unsafe { panels::<__m256, 6, 2>(a, b, bf16, p, c, stride, acc, part) }
+    unsafe { panels::<__m256, 6, 2>(a, b, factors, p, c, stride, acc, part) }
 }
 unsafe fn portable_panels(
     a: Operand,
     b: Operand,
-    bf16: bool,
+    factors: Factors,
     p: Packed,
     c: Target,
     stride: usize,
     acc: bool,
     part: Part,
 ) {
-    unsafe { panels::<[f32; 4], 4, 2>(a, b, bf16, p, c, stride, acc, part) }
+    unsafe { panels::<[f32; 4], 4, 2>(a, b, factors, p, c, stride, acc, part) }
 }
 
 #[inline(always)]
 unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
     a: Operand,
     b: Operand,
-    bf16: bool,
+    factors: Factors,
     packed: Packed,
     c: Target,
     stride: usize,
@@ -298,7 +322,7 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
             unsafe {
                 let source = a.data.add(i * a.row + p * a.column);
                 let target = to.add((i - part.i0) * depth);
-                pack(isa, bf16, source, a.row, a.column, MR.min(part.i1 - i), depth, target, MR);
+                pack(isa, factors, source, a.row, a.column, MR.min(part.i1 - i), depth, target, MR);
             }
         }
     };
@@ -323,7 +347,7 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
                         Packed::Whole(d) => d.at(p * np * nr + j * nr * depth) as *const f32,
                         Packed::Each => {
                             let source = b.data.add(p * b.row + j * nr * b.column);
-                            pack(isa, bf16, source, b.column, b.row, columns, depth, lb, nr);
+                            pack(isa, factors, source, b.column, b.row, columns, depth, lb, nr);
                             lb
                         }
                     };
@@ -405,7 +429,7 @@ unsafe fn tile<L: Lanes, const MR: usize, const NV: usize>(
                 }
             }
         }
-        for _ in 0..depth {
+        for _ in 0..if L::PAIRS { depth.div_ceil(2) } else { depth } {
             let mut y = [L::zero(); NV];
             for (v, x) in y.iter_mut().enumerate() {
                 *x = L::load(b.add(v * L::N));
