@@ -130,9 +130,7 @@ impl Device for Cpu {
         self.threads.install(f)
     }
     fn zeros(&self, len: usize) -> Buffer {
-        let mut b = pool::Pool::take(&self.pool, len);
-        elementwise::fill(&mut b[..], 0.0);
-        b
+        pool::Pool::zeros(&self.pool, len)
     }
     fn scratch(&self, len: usize) -> Buffer {
         pool::Pool::take(&self.pool, len)

@@ -1,6 +1,6 @@
 //! Buffers of the CPU device, aligned to a cache line and kept for reuse: fresh pages cost more than most kernels.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -24,6 +24,7 @@ pub(super) fn ask_for_huge_pages(data: *mut f32, len: usize) {
     let _ = (first, last);
 }
 
+/// Uniquely owned memory, zero when it is new.
 struct Block {
     data: NonNull<f32>,
     capacity: usize,
@@ -32,26 +33,54 @@ struct Block {
 unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
+/// Blocks of at least this many bytes come from the system page by page: whoever touches one first pays for it, and what
+/// nobody touches costs nothing.
+const MAPPED: usize = 1 << 20;
+
 impl Block {
+    fn new(capacity: usize) -> Block {
+        let layout = Self::layout(capacity);
+        let data = match Self::is_mapped(capacity) {
+            true => Self::map(capacity),
+            // SAFETY: the capacity is never zero.
+            false => unsafe { alloc_zeroed(layout) as *mut f32 },
+        };
+        let data = NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout));
+        ask_for_huge_pages(data.as_ptr(), capacity);
+        Block { data, capacity }
+    }
     fn layout(capacity: usize) -> Layout {
         Layout::from_size_align(capacity * size_of::<f32>(), ALIGN)
             .expect("a buffer beyond the address space")
     }
-    fn new(capacity: usize) -> Block {
-        let layout = Self::layout(capacity);
-        // SAFETY: the capacity is never zero.
-        let data = unsafe { alloc(layout) } as *mut f32;
-        let block =
-            Block { data: NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout)), capacity };
-        ask_for_huge_pages(data, capacity);
-        // SAFETY: freshly allocated memory of this size; all zero bits are a number.
-        unsafe { data.write_bytes(0, capacity) };
-        block
+    fn is_mapped(capacity: usize) -> bool {
+        cfg!(target_os = "linux") && capacity * size_of::<f32>() >= MAPPED
+    }
+    #[cfg(target_os = "linux")]
+    fn map(capacity: usize) -> *mut f32 {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the system's choice.
+        let mapped = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), capacity * size_of::<f32>(), access, MapFlags::PRIVATE)
+        };
+        mapped.map_or(std::ptr::null_mut(), |data| data.cast())
+    }
+    #[cfg(not(target_os = "linux"))]
+    fn map(_: usize) -> *mut f32 {
+        std::ptr::null_mut()
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
+        #[cfg(target_os = "linux")]
+        if Self::is_mapped(self.capacity) {
+            // SAFETY: mapped in `new` with this size, and nobody has it any more.
+            let _ =
+                unsafe { rustix::mm::munmap(self.data.as_ptr().cast(), self.capacity * size_of::<f32>()) };
+            return;
+        }
         // SAFETY: allocated in `new` with the same layout.
         unsafe { dealloc(self.data.as_ptr() as *mut u8, Self::layout(self.capacity)) }
     }
@@ -64,10 +93,22 @@ pub(super) struct Pool {
 }
 
 impl Pool {
+    /// A buffer of `len` zeros; a new block's are the system's.
+    pub(super) fn zeros(pool: &Arc<Pool>, len: usize) -> Buffer {
+        let (mut buffer, new) = Self::take_or_make(pool, len);
+        if !new {
+            super::elementwise::fill(&mut buffer[..], 0.0);
+        }
+        buffer
+    }
     /// A buffer of `len` elements of unspecified (but initialised) content: the smallest free block that is at most twice
     /// as large, or a new one. Sizes are rounded up to an eighth of their power of two, so that batches of similar
     /// lengths use each other's blocks; pages that nobody touched cost no memory.
     pub(super) fn take(pool: &Arc<Pool>, len: usize) -> Buffer {
+        Self::take_or_make(pool, len).0
+    }
+    /// A buffer, and whether its block is new.
+    fn take_or_make(pool: &Arc<Pool>, len: usize) -> (Buffer, bool) {
         let line = ALIGN / size_of::<f32>();
         let step = (len.max(1).next_power_of_two() / 16).max(line);
         let want = len.max(1).next_multiple_of(step);
@@ -82,7 +123,7 @@ impl Pool {
                 Block::new(want)
             }
         };
-        Buffer { block: Some(block), len, pool: pool.clone() }
+        (Buffer { block: Some(block), len, pool: pool.clone() }, fit.is_none())
     }
     /// Starts a new round and releases what was not used in the last two.
     pub(super) fn trim(&self) {

@@ -262,26 +262,33 @@ unsafe fn pack_strip<const PARTS: usize>(
             }
         });
         let tile = d.wrapping_add(k / STEP * words(PARTS)) as *mut __m512i;
-        for line in 0..TILE {
-            let x: [__m512; 2] = std::array::from_fn(|half| {
-                let (first, distance, lines, valid) = halves[half];
-                if line < lines {
-                    let mask = (0xffff_u32 >> (TILE - valid)) as u16;
-                    unsafe { _mm512_maskz_loadu_ps(mask, first.wrapping_add(line * distance)) }
-                } else {
-                    _mm512_setzero_ps()
-                }
-            });
+        let put = |line: usize, x: [__m512; 2]| unsafe {
             if PARTS == 1 {
-                unsafe { _mm512_store_si512(tile.add(line), rounded(x)) };
-                continue;
+                return _mm512_store_si512(tile.add(line), rounded(x));
             }
             let [high, middle, low] = cut(x);
-            unsafe {
-                _mm512_store_si512(tile.add(line), low);
-                _mm512_store_si512(tile.add(TILE + line), middle);
-                _mm512_store_si512(tile.add(2 * TILE + line), high);
+            _mm512_store_si512(tile.add(line), low);
+            _mm512_store_si512(tile.add(TILE + line), middle);
+            _mm512_store_si512(tile.add(2 * TILE + line), high);
+        };
+        if halves.iter().all(|&(_, _, lines, valid)| (lines, valid) == (TILE, TILE)) {
+            for line in 0..TILE {
+                put(
+                    line,
+                    halves
+                        .map(|(first, distance, ..)| unsafe { _mm512_loadu_ps(first.add(line * distance)) }),
+                );
             }
+            continue;
+        }
+        for line in 0..TILE {
+            put(
+                line,
+                halves.map(|(first, distance, lines, valid)| {
+                    let mask = if line < lines { (0xffff_u32 >> (TILE - valid)) as u16 } else { 0 };
+                    unsafe { _mm512_maskz_loadu_ps(mask, first.wrapping_add(line * distance)) }
+                }),
+            );
         }
     }
 }
