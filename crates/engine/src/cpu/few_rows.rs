@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use rayon::prelude::*;
 
 use super::lanes::{Isa, transpose16};
-use super::packing::pack;
+use super::packing::{Factors, pack};
 use super::product::{Operand, SERIAL, Target, prefetch};
 
 /// Rows up to which reading the matrix costs more than multiplying.
@@ -44,7 +44,8 @@ pub(super) unsafe fn run(a: Operand, b: Operand, bf16: bool, c: Target, stride: 
     let (m, n, k) = (a.rows, b.columns, a.columns);
     // Up to a vector is written behind the last element.
     let mut left = vec![0f32; m * k + N];
-    unsafe { pack(Isa::Avx512, bf16, a.data, a.row, a.column, m, k, left.as_mut_ptr(), m) };
+    let factors = if bf16 { Factors::Rounded } else { Factors::Plain };
+    unsafe { pack(Isa::Avx512, factors, a.data, a.row, a.column, m, k, left.as_mut_ptr(), m) };
     let few = Few { left: Target(left.as_mut_ptr()), c, stride, fresh: !accumulate, bf16 };
     let groups = n.div_ceil(N);
     let parts = match rayon::current_num_threads() {
