@@ -286,7 +286,7 @@ fn clipped(text: &str) -> String {
 }
 
 /// A value's kind in words.
-fn kind(value: &Value) -> String {
+pub(crate) fn kind(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
         Value::Bool(b) => format!("{b}"),

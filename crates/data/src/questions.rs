@@ -94,7 +94,8 @@ impl Questions {
         parse_object(&bytes, &place)
     }
 
-    fn bytes(&self, i: usize) -> Result<(Vec<u8>, Place), DataError> {
+    /// The bytes of item `i` as they stand.
+    pub(crate) fn bytes(&self, i: usize) -> Result<(Vec<u8>, Place), DataError> {
         if i >= self.len() {
             return Err(DataError::Setting(format!(
                 "{}: has {} items, item {i} was asked for",
