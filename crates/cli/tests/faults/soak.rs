@@ -78,8 +78,9 @@ fn disturbed(place: &Place, name: &str, draws: &mut Draws) -> Option<String> {
     let pause = Duration::from_micros(draws.below(80_000));
     let logged = |place: &Place| support::losses(&place.run_dir(name)).last().map_or(0, |last| last.0);
     let from = logged(place);
-    let lost_after = ["--lost_after", "2", "--backend", backend, "--shard", shard];
-    let mut ranks = Ranks::start(place, name, world, &lost_after[..if world == 1 { 2 } else { 6 }]);
+    // Who dies before the ranks have met is waited for as long as the setting says.
+    let flags = ["--lost_after", "2", "--join_timeout", "10", "--backend", backend, "--shard", shard];
+    let mut ranks = Ranks::start(place, name, world, &flags[..if world == 1 { 4 } else { 8 }]);
     let begun = support::begins(&place.run_dir(name));
     let end = std::time::Instant::now() + PATIENCE;
     // What was logged after the checkpoint is taken back at the start: count from there.
