@@ -436,6 +436,17 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
         log_sum: View<'_, Self>,
         scale: f64,
     );
+    /// `losses[i] += smoothing * (logits[i][labels[i]] - mean(logits[i]))`: from the cross-entropy with the label to that with a
+    /// target of `1 - smoothing` on the label and `smoothing` spread over all classes.
+    fn smooth_losses(
+        &self,
+        logits: View<'_, Self>,
+        labels: &[u32],
+        smoothing: f64,
+        losses: ViewMut<'_, Self>,
+    );
+    /// The same of the gradient of the logits, in place: `amount / classes` off every class, `amount` on the label's.
+    fn smooth_gradient(&self, gradient: ViewMut<'_, Self>, labels: &[u32], amount: f64);
     /// Index of the greatest element of each row of `width` elements; the first of equals.
     fn argmax(&self, x: View<'_, Self>, width: usize) -> Vec<u32>;
     /// Index and value of the `k` greatest elements of each row of `width` elements, greatest first, of equals the first

@@ -81,6 +81,8 @@ pub struct Targets<'a> {
     pub key_positions: Option<Vec<u32>>,
     /// Weight of every token's loss: one over the number of target tokens of the whole update.
     pub weight: f64,
+    /// Label smoothing, at least 0 and less than 1.
+    pub smoothing: f64,
 }
 
 // Sites of dropout; a layer takes a block of eight.
@@ -273,7 +275,8 @@ impl T5 {
         tape.rms_norm(&y, self.decoder_norm, self.config.layer_norm_epsilon, drop)
     }
 
-    /// Records the loss of the targets given the encoded passages; returns each target token's cross-entropy.
+    /// Records the loss of the targets given the encoded passages; returns each target token's cross-entropy (with smoothed
+    /// labels).
     pub fn loss<'p, D: Device>(
         &'p self,
         tape: &mut Tape<'p, D>,
@@ -281,7 +284,8 @@ impl T5 {
         t: &Targets<'_>,
     ) -> Vec<f64> {
         let y = self.decode(tape, encoded, t);
-        tape.cross_entropy(&y, self.head, self.logit_factor(), t.labels, t.weight)
+        let factor = self.logit_factor();
+        tape.cross_entropy_smoothed(&y, self.head, factor, t.labels, t.weight, t.smoothing)
     }
 
     /// Logits at every target position, `[target tokens, vocab_size]`: for tests and small inputs.

@@ -57,6 +57,7 @@ fn losses_logits_and_answers_are_those_of_hugging_face() {
             keys: &keys,
             key_positions: None,
             weight: 1.0,
+            smoothing: 0.0,
         };
         let mut tape = Tape::inference(&device, parameters);
         let states = model.encode(&mut tape, &input, &keys, false);
@@ -86,6 +87,7 @@ fn greedy(loaded: &LoadedT5<Cpu>, device: &Cpu, input: &[u32], steps: usize) -> 
             keys: &keys,
             key_positions: None,
             weight: 1.0,
+            smoothing: 0.0,
         };
         let logits = device.read_f64(model.logits(&mut tape, &states, &targets).view());
         let last = &logits[logits.len() - model.config.vocab_size..];

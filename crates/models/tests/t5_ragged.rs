@@ -85,6 +85,7 @@ fn compute(
         keys: &packed.keys,
         key_positions: positions.clone(),
         weight: 1.0,
+        smoothing: 0.0,
     };
     let mut tape = Tape::recording(device, parameters, None);
     let states = model.encode(&mut tape, &packed.ids, &packed.passages, false);

@@ -16,7 +16,8 @@ use tercio_models::t5::T5Config;
 use crate::error::TrainError;
 use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize};
 use crate::objectives::reader::ReaderObjective;
-use crate::options::{BatchPlan, Optim, OptimOptions, Scheduler};
+use crate::optimizer::no_moments;
+use crate::options::{BatchPlan, Optim, OptimOptions};
 use crate::predict::question_spans;
 use crate::ranks::RankDevice;
 use crate::run::memory;
@@ -139,6 +140,7 @@ pub fn bench_reader<D: RankDevice>(
             train: questions,
             eval: None,
             seed: 0,
+            label_smoothing: 0.0,
             recompute: o.recompute,
             generation_max_length: ANSWER_TOKENS,
             eval_n_context: o.passages,
@@ -277,19 +279,13 @@ fn train<D: RankDevice>(
 ) -> Result<(Vec<f64>, Vec<f64>), TrainError> {
     let optim = OptimOptions {
         total_steps: o.steps as u64 + 1,
-        warmup_steps: 0,
-        scheduler_steps: None,
-        dropout: None,
-        lr: 1e-4,
-        clip: 1.0,
         optim: Optim::Adamw,
-        scheduler: Scheduler::Fixed,
         weight_decay: 0.01,
-        fixed_lr: false,
+        ..OptimOptions::default()
     };
     let plan = BatchPlan { global: o.questions, micro: o.questions, shards: 1, groups: 1 };
-    let zeros = || Arena::zeros(device, objective.reader.model.layout());
-    let mut state = TrainState { step: 0, parameters, first: zeros(), second: zeros() };
+    let [first, second] = no_moments(device, optim.optim, objective.reader.model.layout(), None);
+    let mut state = TrainState { step: 0, parameters, first, second };
     let mut stepper = Stepper::new(device, objective, plan, &optim, 0);
     let (mut times, mut losses) = (Vec::new(), Vec::new());
     for i in 0..=o.steps {

@@ -180,9 +180,9 @@ pub fn likelihood_json(
     let mut out = fields(&prediction.likelihood)?;
     let mut alternatives: Vec<Value> = Vec::new();
     for a in &prediction.alternatives {
-        let mut fields = fields(&a.likelihood)?;
-        fields.insert(name.into(), json!(a.answer));
-        alternatives.push(fields.into());
+        let mut alternative = Map::from_iter([(name.to_owned(), json!(a.answer))]);
+        alternative.append(&mut fields(&a.likelihood)?);
+        alternatives.push(alternative.into());
     }
     if !alternatives.is_empty() {
         out.insert("alternatives".into(), alternatives.into());

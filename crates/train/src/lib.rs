@@ -10,6 +10,7 @@ pub mod grace;
 pub mod inspect;
 pub mod objective;
 pub mod objectives;
+pub mod optimizer;
 pub mod options;
 pub mod plan;
 pub mod predict;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use optim::{Optim, OptimOptions, Scheduler};
 pub use precision::{Precision, PrecisionOptions};
 
-use crate::ranks::options::{self as rank_options, RankOptions};
+use crate::ranks::options::{self as rank_options, RankOptions, Shard};
 
 /// Most tokens of a passage that are believed to be meant; memory grows with it.
 pub const MOST_TEXT_TOKENS: usize = 1 << 16;
@@ -318,6 +318,11 @@ impl ReaderOptions {
             return Err("--log_freq and --eval_print_freq must be at least 1".into());
         }
         o.check()?;
+        if o.optim == Optim::Adafactor && self.run.ranks.shard == Shard::Optimizer {
+            return Err("--shard optimizer shares out the moments of adam and adamw; Adafactor keeps next to nothing, and steps \
+                        whole matrices: leave --shard out"
+                .into());
+        }
         check_lengths(self.model.text_maxlength, self.model.generation_max_length)?;
         if self.model.answer_maxlength < -1 || self.data.maxload < -1 {
             return Err("--answer_maxlength and --maxload must be -1 or more".into());

@@ -11,6 +11,7 @@ use tercio_engine::Device;
 
 use crate::error::TrainError;
 use crate::objective::{Objective, ShardSize};
+use crate::optimizer::moments;
 use crate::ranks::RankDevice;
 use crate::ranks::deal::{notes, own_shards};
 use crate::run::{free_bytes, memory, progress};
@@ -32,7 +33,7 @@ const ELEMENT: u64 = 4;
 pub struct MemoryPlan {
     /// The values.
     pub parameters: u64,
-    /// Adam's two moments.
+    /// What the optimizer keeps: Adam's two moments, Adafactor's statistics.
     pub moments: u64,
     /// Gradients of `gradient_arenas` sums of shards.
     pub gradients: u64,
@@ -191,8 +192,10 @@ pub fn plan_among<D: RankDevice, O: Objective<D>>(
     let measured = if fits { Some(measure(device, objective, options, state, &sample)?) } else { None };
     let peak = measured.as_ref().and_then(|m| m.peak);
     let activations = peak.map(|peak| peak.saturating_sub(before).saturating_sub(measured_gradients));
-    let program = before.saturating_sub(parameters.saturating_mul(3));
-    let moments = parameters.saturating_mul(2) / if split { ranks as u64 } else { 1 };
+    let kept: u64 = moments(options.optim.optim, objective.layout()).iter().map(|l| l.len() as u64).sum();
+    let moments = kept.saturating_mul(ELEMENT);
+    let program = before.saturating_sub(parameters).saturating_sub(moments);
+    let moments = moments / if split { ranks as u64 } else { 1 };
     let memory = MemoryPlan {
         parameters,
         moments,
@@ -232,7 +235,7 @@ pub fn plan_among<D: RankDevice, O: Objective<D>>(
         measured_updates: if measured.is_some() { 2 } else { 0 },
         seconds_per_update,
         seconds: seconds_per_update.map(|s| s * left as f64),
-        checkpoint: checkpoint_bytes(objective.layout()),
+        checkpoint: checkpoint_bytes(options.optim.optim, objective.layout()),
         checkpoints: checkpoints(options, left),
         disk_free: free_bytes(run_dir),
         warnings: Vec::new(),

@@ -159,9 +159,10 @@ impl<'a> Records<'a> {
         self.metrics.sync()?;
         let RunFolder { store, lease, .. } = self.folder;
         let writer = store.begin(state.step)?;
-        let needed = state::checkpoint_bytes(objective.layout());
+        let needed = state::checkpoint_bytes(self.options.optim.optim, objective.layout());
         writer.require_space(needed)?;
-        state::save(world, parts, device, objective, state, writer.path())
+        let optim = self.options.optim.optim;
+        state::save(world, parts, device, objective, optim, state, writer.path())
             .map_err(|error| error.or_disk_full(needed))?;
         let stored = StoredState {
             counters: counters.clone(),

@@ -8,7 +8,11 @@ use crate::options::{OptimOptions, Scheduler};
 /// `x = (u - warmup) / (scheduler_steps - warmup)` the factor `1 - x` down to 0, or 1 with `fixed_lr`. Source: FiD's
 /// schedules. `cosine`: the same warm-up, then `(1 + cos(pi x)) / 2` down to 0, where it stays. Source: SGDR (Loshchilov
 /// and Hutter, 2017) without restarts, as `get_cosine_schedule_with_warmup` of Hugging Face has it.
+/// `relative_step`: `min(0.01, 1 / sqrt(u + 1))`, whatever `lr`. Source: Adafactor (Shazeer and Stern, 2018).
 pub fn learning_rate(o: &OptimOptions, u: u64) -> f64 {
+    if o.relative_step {
+        return (1.0 / ((u + 1) as f64).sqrt()).min(1e-2);
+    }
     let end = o.scheduler_steps.unwrap_or(o.total_steps);
     let span = end.saturating_sub(o.warmup_steps).max(1) as f64;
     let gone = |u: u64| ((u - o.warmup_steps) as f64 / span).min(1.0);

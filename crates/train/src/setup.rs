@@ -11,7 +11,8 @@ use tercio_models::t5::{Initialization, LoadedT5, T5Config};
 
 use crate::error::TrainError;
 use crate::objectives::reader::ReaderObjective;
-use crate::options::{Init, ReaderModelOptions, ReaderOptions, may_change};
+use crate::optimizer::{check_names, no_moments};
+use crate::options::{Init, Optim, ReaderModelOptions, ReaderOptions, may_change};
 use crate::run::{self, CheckpointStore, FoundCheckpoint, Lease, RunError, config, memory, metrics};
 use crate::state::{Counters, StoredState, load_moments};
 use crate::step::TrainState;
@@ -125,8 +126,16 @@ fn settle_config(
 }
 
 /// Settings that came later than the first runs, and what those did before.
-fn added_settings() -> [(&'static str, toml::Value); 1] {
-    [("precision", "f32".into())]
+fn added_settings() -> [(&'static str, toml::Value); 7] {
+    [
+        ("precision", "f32".into()),
+        ("no_decay", "".into()),
+        ("scale_parameter", false.into()),
+        ("relative_step", false.into()),
+        ("clip_threshold", 1.0.into()),
+        ("decay_rate", (-0.8).into()),
+        ("label_smoothing", 0.0.into()),
+    ]
 }
 
 /// The checkpoint that a run of these settings would go on from; looks only, and changes nothing in the run's folder.
@@ -218,6 +227,7 @@ pub(crate) fn reader_of<D: Device>(
     };
     let plan = options.data.batch_plan().map_err(TrainError::Options)?;
     let LoadedT5 { model, parameters, json } = loaded;
+    check_names(&options.optim, model.layout())?;
     let objective = ReaderObjective {
         model,
         json,
@@ -227,6 +237,7 @@ pub(crate) fn reader_of<D: Device>(
         used,
         eval,
         seed: options.run.seed,
+        label_smoothing: options.optim.label_smoothing,
         recompute: options.model.recompute,
         generation_max_length: options.model.generation_max_length,
         eval_n_context: match options.model.eval_n_context {
@@ -248,11 +259,11 @@ pub(crate) fn state_of<D: Device>(
     device: &D,
 ) -> Result<ReaderRun<D>, TrainError> {
     let Some(checkpoint) = found else {
-        let zeros = || Arena::zeros(device, objective.model.layout());
-        let state = TrainState { step: 0, parameters, first: zeros(), second: zeros() };
+        let [first, second] = no_moments(device, options.optim.optim, objective.model.layout(), None);
+        let state = TrainState { step: 0, parameters, first, second };
         return Ok(ReaderRun { objective, state, counters: None });
     };
-    let run = go_on(device, objective, parameters, &checkpoint)?;
+    let run = go_on(device, objective, options.optim.optim, parameters, &checkpoint)?;
     if options.model.model_path != "none" {
         tracing::info!(
             "--model_path {} was the start of this run: the weights are the checkpoint's",
@@ -265,6 +276,7 @@ pub(crate) fn state_of<D: Device>(
 fn go_on<D: Device>(
     device: &D,
     objective: ReaderObjective,
+    optim: Optim,
     parameters: Arena<D>,
     checkpoint: &FoundCheckpoint,
 ) -> Result<ReaderRun<D>, TrainError> {
@@ -296,7 +308,7 @@ fn go_on<D: Device>(
             device.arithmetic()
         );
     }
-    let (first, second) = load_moments(device, objective.model.layout(), &checkpoint.path)?;
+    let [first, second] = load_moments(device, optim, objective.model.layout(), &checkpoint.path)?;
     tracing::info!("going on from {path}: {} updates are done", checkpoint.step);
     let state = TrainState { step: checkpoint.step, parameters, first, second };
     Ok(ReaderRun { objective, state, counters: Some(stored.counters) })

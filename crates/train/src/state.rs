@@ -1,4 +1,4 @@
-//! The training state in a checkpoint: the model as its own folder, Adam's moments beside it, and the loop's counters.
+//! The training state in a checkpoint: the model as its own folder, the optimizer's moments beside it, and the loop's counters.
 
 use std::path::Path;
 
@@ -10,6 +10,8 @@ use tercio_models::weights::{SafetensorsWriter, WeightsReader};
 
 use crate::error::TrainError;
 use crate::objective::Objective;
+use crate::optimizer::moments;
+use crate::options::Optim;
 use crate::ranks::RankDevice;
 use crate::ranks::parts::Parts;
 use crate::step::TrainState;
@@ -54,9 +56,10 @@ pub struct StoredState {
     pub arithmetic: String,
 }
 
-/// Bytes that a checkpoint of these parameters takes at most: values and two moments, a tokenizer and headers.
-pub fn checkpoint_bytes(layout: &Layout) -> u64 {
-    layout.len() as u64 * 12 + (4 << 20)
+/// Bytes that a checkpoint of these parameters takes at most: values and moments, a tokenizer and headers.
+pub fn checkpoint_bytes(optim: Optim, layout: &Layout) -> u64 {
+    let kept: usize = moments(optim, layout).iter().map(Layout::len).sum();
+    (layout.len() + kept) as u64 * 4 + (4 << 20)
 }
 
 /// Writes model and moments into a folder, on rank 0; the other ranks hand over their parts of the moments
@@ -69,15 +72,14 @@ pub fn save<D: RankDevice, O: Objective<D>>(
     parts: &Parts,
     device: &D,
     objective: &O,
+    optim: Optim,
     state: &TrainState<D>,
     folder: &Path,
 ) -> Result<(), TrainError> {
     objective.save(device, &state.parameters, folder)?;
-    let specs = objective.layout().specs();
-    let named =
-        |prefix: &'static str| specs.iter().map(move |spec| (format!("{prefix}.{}", spec.name), spec));
-    let names: Vec<_> = named("first").chain(named("second")).collect();
-    let heads = names.iter().map(|(name, spec)| (name.as_str(), spec.shape.as_slice()));
+    let layouts = moments(optim, objective.layout());
+    let specs = layouts.iter().flat_map(Layout::specs);
+    let heads = specs.map(|spec| (spec.name.as_str(), spec.shape.as_slice()));
     let mut out = SafetensorsWriter::create(&folder.join(MOMENTS), heads, &[])?;
     // The specs lie one after the other in the arena, so its order is that of the file.
     for moments in [&state.first, &state.second] {
@@ -102,20 +104,21 @@ pub fn give_moments<D: RankDevice>(
     Ok(())
 }
 
-/// Reads Adam's moments back.
+/// Reads the optimizer's moments back.
 pub fn load_moments<D: Device>(
     device: &D,
+    optim: Optim,
     layout: &Layout,
     folder: &Path,
-) -> Result<(Arena<D>, Arena<D>), TrainError> {
+) -> Result<[Arena<D>; 2], TrainError> {
     let reader = WeightsReader::open(&folder.join(MOMENTS))?;
-    let read = |prefix: &str| -> Result<Arena<D>, TrainError> {
+    let read = |layout: &Layout| -> Result<Arena<D>, TrainError> {
         let mut arena = Arena::zeros(device, layout);
         for spec in layout.specs() {
-            let values = reader.read(&format!("{prefix}.{}", spec.name))?;
+            let values = reader.read(&spec.name)?;
             if values.len() != spec.place.len() {
                 return Err(TrainError::Unusable(format!(
-                    "{}: the moments of `{}` have {} values, the parameter {}",
+                    "{}: the optimizer's `{}` has {} values, the parameter needs {}",
                     folder.display(),
                     spec.name,
                     values.len(),
@@ -126,5 +129,6 @@ pub fn load_moments<D: Device>(
         }
         Ok(arena)
     };
-    Ok((read("first")?, read("second")?))
+    let [first, second] = moments(optim, layout);
+    Ok([read(&first)?, read(&second)?])
 }

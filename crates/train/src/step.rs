@@ -1,23 +1,23 @@
-//! One optimizer update: shards to gradients along the fixed tree, over groups and then ranks, clipping, Adam.
+//! One optimizer update: shards to gradients along the fixed tree, over groups and then ranks, clipping, the optimizer.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
-use tercio_engine::{AdamStep, Arena, Buckets, Device, Draw};
+use tercio_engine::{Arena, Buckets, Device, Draw};
 
 use crate::accumulate::{GroupSum, group_of};
 use crate::error::TrainError;
 use crate::objective::{Objective, ShardSize};
-use crate::options::{BatchPlan, Optim, OptimOptions};
+use crate::optimizer::Optimizer;
+use crate::options::{BatchPlan, OptimOptions};
 use crate::ranks::RankDevice;
 use crate::ranks::deal::own_shards;
 use crate::ranks::message::{After, Before, strongest};
 use crate::ranks::parts::Parts;
 use crate::ranks::spans::{Kind, Spans};
 use crate::run::StopReason;
-use crate::schedule::learning_rate;
 
 /// Parameters and everything that an update changes.
 pub struct TrainState<D: Device> {
@@ -25,9 +25,10 @@ pub struct TrainState<D: Device> {
     pub step: u64,
     /// The values.
     pub parameters: Arena<D>,
-    /// Adam's first moments: all of them, or those of this rank's parts where the ranks share them out ([`Parts`]).
+    /// Adam's first moments: all of them, or those of this rank's parts where the ranks share them out ([`Parts`]); of
+    /// Adafactor nothing.
     pub first: Arena<D>,
-    /// Adam's second moments, likewise.
+    /// Adam's second moments, likewise; Adafactor's statistics ([`crate::optimizer::moments`]).
     pub second: Arena<D>,
 }
 
@@ -73,7 +74,7 @@ pub struct Stepper<'a, D: Device, O> {
     device: D,
     objective: &'a O,
     plan: BatchPlan,
-    optim: OptimOptions,
+    optimizer: Optimizer,
     seed: u64,
     sum: GroupSum<D>,
     world: World,
@@ -103,7 +104,7 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
             device: device.clone(),
             objective,
             plan,
-            optim: optim.clone(),
+            optimizer: Optimizer::new(optim, objective.layout()),
             seed,
             sum: GroupSum::new(device),
             world,
@@ -198,7 +199,9 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         if !gradient_norm.is_finite() {
             return Err(not_finite("gradient"));
         }
-        let lr = spans.of(Kind::Optimizer, || self.apply(state, &gradients, gradient_norm));
+        let (device, parts) = (&self.device, &self.parts);
+        let apply = || self.optimizer.apply(device, parts, state, &gradients, gradient_norm);
+        let lr = spans.of(Kind::Optimizer, apply);
         if self.parts.is_split() {
             let parameters = self.device.elements_mut(state.parameters.all_mut());
             let (buckets, grain) = (&self.parts.buckets, D::BLOCK);
@@ -314,28 +317,6 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         spans.of(Kind::Waiting, || reduction.finish())?;
         let shards = after.losses.len();
         Ok(Computed { gradients: self.sum.settle(last, waiting), after, shards })
-    }
-
-    /// Clips and takes Adam's step on this rank's parts; returns the learning rate.
-    fn apply(&self, state: &mut TrainState<D>, gradients: &Arena<D>, norm: f64) -> f64 {
-        let o = &self.optim;
-        let lr = learning_rate(o, state.step);
-        let step = AdamStep {
-            lr,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: if o.optim == Optim::Adamw { o.weight_decay } else { 0.0 },
-            step: state.step + 1,
-            gradient_scale: if o.clip > 0.0 { (o.clip / (norm + 1e-6)).min(1.0) } else { 1.0 },
-        };
-        let (p, m, v) = (&mut state.parameters, &mut state.first, &mut state.second);
-        for (part, at) in self.parts.own() {
-            let moments = *at..at + part.len();
-            let (m, v) = (m.range_mut(moments.clone()), v.range_mut(moments));
-            self.device.adam(p.range_mut(part.clone()), gradients.range(part.clone()), m, v, step);
-        }
-        lr
     }
 }
 

@@ -56,6 +56,40 @@ pub(super) fn cross_entropy_backward(
     });
 }
 
+kernel! {
+    fn sum_row(x: &[f32]) -> f32 {
+        math::sum(x.len(), |i, s| s + x[i])
+    }
+}
+kernel! {
+    fn shift_row(x: &mut [f32], by: f32) {
+        for v in x {
+            *v -= by;
+        }
+    }
+}
+
+pub(super) fn smooth(isa: Isa, logits: &[f32], labels: &[u32], smoothing: f32, losses: &mut [f32]) {
+    if labels.is_empty() {
+        return;
+    }
+    let classes = logits.len() / labels.len();
+    losses.par_iter_mut().zip(logits.par_chunks(classes)).zip(labels.par_iter()).for_each(
+        |((loss, x), &label)| *loss += smoothing * (x[label as usize] - sum_row(isa, x) / classes as f32),
+    );
+}
+
+pub(super) fn smooth_backward(isa: Isa, gradient: &mut [f32], labels: &[u32], amount: f32) {
+    if labels.is_empty() {
+        return;
+    }
+    let classes = gradient.len() / labels.len();
+    gradient.par_chunks_mut(classes).zip(labels.par_iter()).for_each(|(x, &label)| {
+        shift_row(isa, x, amount / classes as f32);
+        x[label as usize] += amount;
+    });
+}
+
 pub(super) fn argmax(x: &[f32], width: usize) -> Vec<u32> {
     x.par_chunks(width.max(1))
         .map(|row| {

@@ -390,6 +390,19 @@ impl Device for Cpu {
             scale as f32,
         );
     }
+    fn smooth_losses(
+        &self,
+        logits: View<'_, Self>,
+        labels: &[u32],
+        smoothing: f64,
+        losses: ViewMut<'_, Self>,
+    ) {
+        let (isa, logits, losses) = (self.arithmetic.isa, logits.slice(), losses.slice());
+        loss::smooth(isa, logits, labels, smoothing as f32, losses);
+    }
+    fn smooth_gradient(&self, gradient: ViewMut<'_, Self>, labels: &[u32], amount: f64) {
+        loss::smooth_backward(self.arithmetic.isa, gradient.slice(), labels, amount as f32);
+    }
     fn argmax(&self, x: View<'_, Self>, width: usize) -> Vec<u32> {
         loss::argmax(x.slice(), width)
     }

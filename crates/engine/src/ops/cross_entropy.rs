@@ -1,4 +1,6 @@
 //! Cross-entropy over a vocabulary, `loss = weight * sum_i (log sum_c exp(z_ic) - z_i,label)`, `z = factor * x W^T`.
+//! With label smoothing `e` the label's target is `1 - e` and `e` is spread over all classes (Szegedy et al., 2016, as PyTorch's
+//! `CrossEntropyLoss(label_smoothing=e)` has it): `z_i,label` becomes `(1 - e) z_i,label + e mean_c(z_ic)`.
 //! The logits exist for [`BLOCK`] rows at a time only, in forward and again in backward; the blocks are fixed,
 //! so the sums do not depend on memory or threads.
 
@@ -18,6 +20,7 @@ struct CrossEntropy<D: Device> {
     labels: Rc<[u32]>,
     factor: f64,
     scale: f64,
+    smoothing: f64,
     log_sum: Tensor<D>,
 }
 
@@ -42,6 +45,18 @@ impl<'p, D: Device> Tape<'p, D> {
         labels: &[u32],
         scale: f64,
     ) -> Vec<f64> {
+        self.cross_entropy_smoothed(x, weight, factor, labels, scale, 0.0)
+    }
+    /// As [`Tape::cross_entropy`], with label smoothing of at least 0 and less than 1.
+    pub fn cross_entropy_smoothed(
+        &mut self,
+        x: &Var<D>,
+        weight: Param,
+        factor: f64,
+        labels: &[u32],
+        scale: f64,
+        smoothing: f64,
+    ) -> Vec<f64> {
         assert_eq!(x.tensor.rows, labels.len());
         assert!(labels.iter().all(|&l| (l as usize) < weight.rows), "a label is beyond the vocabulary");
         let device = self.device.clone();
@@ -56,9 +71,14 @@ impl<'p, D: Device> Tape<'p, D> {
                 losses.rows_view_mut(start, end),
                 log_sum.rows_view_mut(start, end),
             );
+            if smoothing != 0.0 {
+                let losses = losses.rows_view_mut(start, end);
+                device.smooth_losses(z.view(), &labels[start..end], smoothing, losses);
+            }
         }
         self.push(|| {
-            Box::new(CrossEntropy { x: x.clone(), weight, labels: labels.into(), factor, scale, log_sum })
+            let (x, labels) = (x.clone(), labels.into());
+            Box::new(CrossEntropy { x, weight, labels, factor, scale, smoothing, log_sum })
         });
         device.read_f64(losses.view())
     }
@@ -81,6 +101,9 @@ impl<'p, D: Device> Node<'p, D> for CrossEntropy<D> {
                 self.log_sum.rows_view(start, end),
                 self.scale * self.factor,
             );
+            if self.smoothing != 0.0 {
+                device.smooth_gradient(z.view_mut(), labels, self.scale * self.factor * self.smoothing);
+            }
             let rows = crate::device::Matrix::new(x.rows_view(start, end), end - start, x.columns);
             device.product(z.matrix().t(), rows, gradients.parameters.view_mut(self.weight), true);
             device.product(

@@ -318,6 +318,18 @@ impl Device for Reference {
     ) {
         rows::cross_entropy_backward(logits.slice(), labels, log_sum.slice(), scale);
     }
+    fn smooth_losses(
+        &self,
+        logits: View<'_, Self>,
+        labels: &[u32],
+        smoothing: f64,
+        losses: ViewMut<'_, Self>,
+    ) {
+        rows::smooth(logits.slice(), labels, smoothing, losses.slice());
+    }
+    fn smooth_gradient(&self, gradient: ViewMut<'_, Self>, labels: &[u32], amount: f64) {
+        rows::smooth_backward(gradient.slice(), labels, amount);
+    }
     fn argmax(&self, x: View<'_, Self>, width: usize) -> Vec<u32> {
         let x = x.slice();
         let rows = x.len().checked_div(width).unwrap_or(0);

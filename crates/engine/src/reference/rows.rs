@@ -108,6 +108,23 @@ pub(super) fn cross_entropy_backward(logits: &mut [f64], labels: &[u32], log_sum
     }
 }
 
+pub(super) fn smooth(logits: &[f64], labels: &[u32], smoothing: f64, losses: &mut [f64]) {
+    let classes = logits.len() / labels.len().max(1);
+    for (i, &label) in labels.iter().enumerate() {
+        let row = &logits[i * classes..(i + 1) * classes];
+        losses[i] += smoothing * (row[label as usize] - row.iter().sum::<f64>() / classes as f64);
+    }
+}
+
+pub(super) fn smooth_backward(gradient: &mut [f64], labels: &[u32], amount: f64) {
+    let classes = gradient.len() / labels.len().max(1);
+    for (i, &label) in labels.iter().enumerate() {
+        let row = &mut gradient[i * classes..(i + 1) * classes];
+        row.iter_mut().for_each(|z| *z -= amount / classes as f64);
+        row[label as usize] += amount;
+    }
+}
+
 /// Every row sorted whole, its first `k` kept.
 pub(super) fn top_k(x: &[f64], width: usize, k: usize) -> Vec<(u32, f64)> {
     let top = |row: &[f64]| {

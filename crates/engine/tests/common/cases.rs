@@ -210,10 +210,15 @@ pub fn cases(s: &Sizes) -> Vec<Case> {
     };
     // More rows than a block of logits, so that blocks meet.
     let many = rows.max(tercio_engine::ops::cross_entropy::BLOCK + 6);
-    for factor in [1.0, 0.6] {
+    for (factor, smoothing) in [(1.0, 0.0), (0.6, 0.0), (0.6, 0.1), (1.0, 0.7)] {
         let labels = (0..many).map(|i| draw(i, s.classes)).collect();
-        let name = format!("cross-entropy, factor {factor}");
-        add(name, Op::CrossEntropy { labels, factor }, vec![(s.classes, width)], vec![(many, width)]);
+        let name = format!("cross-entropy, factor {factor}, smoothing {smoothing}");
+        add(
+            name,
+            Op::CrossEntropy { labels, factor, smoothing },
+            vec![(s.classes, width)],
+            vec![(many, width)],
+        );
     }
     for recompute in [false, true] {
         let name = if recompute { "recomputed " } else { "" };

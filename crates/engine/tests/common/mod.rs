@@ -43,6 +43,8 @@ pub enum Op {
     CrossEntropy {
         labels: Vec<u32>,
         factor: f64,
+        /// Label smoothing.
+        smoothing: f64,
     },
     /// Two layers that share their parameters, of norm, attention and gated feed-forward.
     Encoder {
@@ -157,9 +159,9 @@ impl Case {
             .collect();
 
         let mut tensors = Vec::new();
-        let loss = if let Op::CrossEntropy { labels, factor } = &self.op {
+        let loss = if let Op::CrossEntropy { labels, factor, smoothing } = &self.op {
             let scale = CROSS_ENTROPY_WEIGHT;
-            let losses = tape.cross_entropy(&inputs[0], places[0], *factor, labels, scale);
+            let losses = tape.cross_entropy_smoothed(&inputs[0], places[0], *factor, labels, scale, *smoothing);
             let sum = losses.iter().sum::<f64>() * scale;
             tensors.push(("losses".to_string(), losses));
             sum

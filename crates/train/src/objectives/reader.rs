@@ -33,6 +33,8 @@ pub struct ReaderObjective {
     pub eval: Option<Questions>,
     /// The run's seed, which draws targets.
     pub seed: u64,
+    /// Label smoothing of the training loss.
+    pub label_smoothing: f64,
     /// Whether encoder layers are computed again in the backward pass.
     pub recompute: bool,
     /// Tokens of an answer at most, the start token counted.
@@ -115,6 +117,7 @@ impl<D: Device> Objective<D> for ReaderObjective {
             key_positions: positions
                 .then(|| crate::predict::padded_positions(shard, self.encoding.text_maxlength)),
             weight,
+            smoothing: self.label_smoothing,
         };
         let losses = self.model.loss(&mut tape, &encoded, &targets);
         drop(encoded);

@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 pub enum Optim {
     /// Adam; no weight decay.
     Adam,
-    /// AdamW: decoupled weight decay on all parameters.
+    /// AdamW: decoupled weight decay.
     Adamw,
+    /// Adafactor: statistics by row and column instead of two moments of every value; decoupled weight decay.
+    Adafactor,
 }
 
 /// The course of the learning rate.
@@ -61,12 +63,54 @@ pub struct OptimOptions {
     /// Course of the learning rate
     #[arg(long, value_enum, env = "TERCIO_SCHEDULER", default_value_t = Scheduler::Fixed)]
     pub scheduler: Scheduler,
-    /// Weight decay of adamw
+    /// Weight decay of adamw and adafactor
     #[arg(long, env = "TERCIO_WEIGHT_DECAY", default_value_t = 0.1)]
     pub weight_decay: f64,
     /// With the linear schedule: constant after the warm-up
     #[arg(long, env = "TERCIO_FIXED_LR")]
     pub fixed_lr: bool,
+    /// Parameters without weight decay: parts of names, with commas between them, as `bias,layer_norm`
+    #[arg(long, env = "TERCIO_NO_DECAY", default_value = "")]
+    pub no_decay: String,
+    /// Adafactor: scale each parameter's rate by the root of the mean of its squares
+    #[arg(long, env = "TERCIO_SCALE_PARAMETER")]
+    pub scale_parameter: bool,
+    /// Adafactor: the rate is the lesser of 0.01 and one by the root of the update's number, instead of --lr
+    #[arg(long, env = "TERCIO_RELATIVE_STEP")]
+    pub relative_step: bool,
+    /// Adafactor: greatest root of the mean of squares of a parameter's step, before the rate
+    #[arg(long, env = "TERCIO_CLIP_THRESHOLD", default_value_t = 1.0)]
+    pub clip_threshold: f64,
+    /// Adafactor: exponent by which the running means get longer with the updates
+    #[arg(long, env = "TERCIO_DECAY_RATE", default_value_t = -0.8, allow_negative_numbers = true)]
+    pub decay_rate: f64,
+    /// Share of every target that is spread over the whole vocabulary
+    #[arg(long, env = "TERCIO_LABEL_SMOOTHING", default_value_t = 0.0)]
+    pub label_smoothing: f64,
+}
+
+impl Default for OptimOptions {
+    /// The defaults of the flags.
+    fn default() -> Self {
+        OptimOptions {
+            total_steps: 1000,
+            warmup_steps: 1000,
+            scheduler_steps: None,
+            dropout: None,
+            lr: 1e-4,
+            clip: 1.0,
+            optim: Optim::Adam,
+            scheduler: Scheduler::Fixed,
+            weight_decay: 0.1,
+            fixed_lr: false,
+            no_decay: String::new(),
+            scale_parameter: false,
+            relative_step: false,
+            clip_threshold: 1.0,
+            decay_rate: -0.8,
+            label_smoothing: 0.0,
+        }
+    }
 }
 
 impl OptimOptions {
@@ -91,6 +135,25 @@ impl OptimOptions {
                         leave it out for a cosine"
                 .into());
         }
+        if !(0.0..1.0).contains(&o.label_smoothing) {
+            let p = o.label_smoothing;
+            return Err(format!("--label_smoothing must be at least 0 and less than 1, is {p}"));
+        }
+        if !(o.clip_threshold.is_finite() && o.clip_threshold > 0.0) {
+            return Err(format!("--clip_threshold must be a number above 0, is {}", o.clip_threshold));
+        }
+        if !(-10.0..0.0).contains(&o.decay_rate) {
+            return Err(format!("--decay_rate must be less than 0 and at least -10, is {}", o.decay_rate));
+        }
+        if o.optim != Optim::Adafactor && (o.scale_parameter || o.relative_step) {
+            let flag = if o.scale_parameter { "scale_parameter" } else { "relative_step" };
+            return Err(format!("--{flag} is a setting of Adafactor: give --optim adafactor with it, or leave it out"));
+        }
+        if o.relative_step && o.scheduler != Scheduler::Fixed {
+            return Err("--relative_step is a course of the learning rate of its own: give --scheduler fixed with it, or \
+                        leave it out"
+                .into());
+        }
         Ok(())
     }
     /// Settings that do nothing beside the others, as sentences.
@@ -102,7 +165,10 @@ impl OptimOptions {
                 .push("--scheduler fixed: the learning rate is constant, --warmup_steps does nothing".into());
         }
         if o.optim == Optim::Adam {
-            notes.push("--optim adam: --weight_decay does nothing (adamw decays)".into());
+            notes.push("--optim adam: --weight_decay does nothing (adamw and adafactor decay)".into());
+        }
+        if o.relative_step {
+            notes.push("--relative_step: --lr does nothing".into());
         }
         notes
     }

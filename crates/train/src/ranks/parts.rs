@@ -127,7 +127,7 @@ impl Parts {
         }
         Ok(())
     }
-    /// This rank's moments, from the `whole` ones of rank 0 (`None` elsewhere).
+    /// This rank's moments, from the `whole` ones of rank 0 (`None` elsewhere), which have `len` elements.
     ///
     /// # Errors
     /// A rank was lost or failed.
@@ -135,10 +135,11 @@ impl Parts {
         &self,
         world: &World,
         device: &D,
+        len: usize,
         whole: Option<Arena<D>>,
     ) -> Result<Arena<D>, CommError> {
         if !self.is_split() {
-            let mut moments = whole.unwrap_or_else(|| Arena::of_len(device, self.moments));
+            let mut moments = whole.unwrap_or_else(|| Arena::of_len(device, len));
             self.broadcast(world, device, &mut moments)?;
             return Ok(moments);
         }
@@ -166,8 +167,9 @@ impl Parts {
         device: &D,
         arena: &mut Arena<D>,
     ) -> Result<(), CommError> {
-        for bucket in &self.buckets {
-            world.broadcast(0, device.elements_mut(arena.range_mut(bucket.clone())))?;
+        let len = arena.len();
+        for start in (0..len).step_by(MOST) {
+            world.broadcast(0, device.elements_mut(arena.range_mut(start..len.min(start + MOST))))?;
         }
         Ok(())
     }
@@ -189,7 +191,7 @@ mod tests {
         let mut g = Arena::zeros(&device, &layout);
         device.fill(g.all_mut(), 0.5);
         assert_eq!(parts.square_sum(&world, &device, &g).unwrap(), 40_015.0 / 4.0);
-        let same = parts.scatter(&world, &device, Some(g)).unwrap();
+        let same = parts.scatter(&world, &device, layout.len(), Some(g)).unwrap();
         assert_eq!(same.len(), layout.len());
         let mut taken = 0;
         let take = &mut |values: &[f32]| {

@@ -15,6 +15,7 @@ use super::corpus::open_among;
 use super::options::Shard;
 use super::parts::Parts;
 use crate::error::TrainError;
+use crate::optimizer::{moments, no_moments};
 use crate::options::ReaderOptions;
 use crate::scratch::ScratchFolder;
 use crate::setup::{ReaderRun, model_of, open_model, reader_of, state_of};
@@ -68,8 +69,8 @@ pub fn open_reader_among<D: RankDevice>(
     let eval = options.data.eval_data.as_ref().map(open).transpose()?;
     let (objective, parameters) = reader_of(options, loaded, tokenizer, train, eval)?;
     let parts = Parts::new::<D>(world, objective.model.layout(), split);
-    // At step 0 there are no moments to send.
-    let zeros = || Arena::of_len(device, parts.moments());
+    let optim = options.optim.optim;
+    let [first, second] = moments(optim, objective.model.layout()).map(|l| l.len());
     if folder.is_some() {
         let mut run = state_of(options, found, objective, parameters, device)?;
         if world.size() > 1 {
@@ -78,10 +79,12 @@ pub fn open_reader_among<D: RankDevice>(
             world.broadcast_bytes(0, standing)?;
             parts.broadcast(world, device, &mut run.state.parameters)?;
             if run.counters.is_some() {
-                run.state.first = parts.scatter(world, device, Some(run.state.first))?;
-                run.state.second = parts.scatter(world, device, Some(run.state.second))?;
-            } else {
-                (run.state.first, run.state.second) = (zeros(), zeros());
+                run.state.first = parts.scatter(world, device, first, Some(run.state.first))?;
+                run.state.second = parts.scatter(world, device, second, Some(run.state.second))?;
+            } else if parts.is_split() {
+                // At step 0 there are no moments to send.
+                let layout = run.objective.model.layout();
+                [run.state.first, run.state.second] = no_moments(device, optim, layout, Some(&parts));
             }
         }
         return Ok((run, parts));
@@ -89,10 +92,11 @@ pub fn open_reader_among<D: RankDevice>(
     let standing: Standing = from_rank_0(&world.broadcast_bytes(0, Vec::new())?)?;
     let mut parameters = parameters;
     parts.broadcast(world, device, &mut parameters)?;
-    let (first, second) = match standing.counters {
-        Some(_) => (parts.scatter(world, device, None)?, parts.scatter(world, device, None)?),
-        None => (zeros(), zeros()),
+    let [first, second] = match standing.counters {
+        Some(_) => [first, second].map(|len| parts.scatter(world, device, len, None)),
+        None => no_moments(device, optim, objective.model.layout(), Some(&parts)).map(Ok),
     };
+    let (first, second) = (first?, second?);
     let state = TrainState { step: standing.step, parameters, first, second };
     Ok((ReaderRun { objective, state, counters: standing.counters }, parts))
 }

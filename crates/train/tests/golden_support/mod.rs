@@ -278,6 +278,7 @@ impl TargetParts {
             keys: &self.keys,
             key_positions: self.positions.clone(),
             weight: 1.0 / batch.targets.len() as f64,
+            smoothing: 0.0,
         }
     }
 }
