@@ -8,6 +8,7 @@ pub mod error;
 pub mod evaluate;
 pub mod grace;
 pub mod inspect;
+pub mod layer_norms;
 pub mod objective;
 pub mod objectives;
 pub mod optimizer;

@@ -30,7 +30,9 @@ pub fn moments(optim: Optim, parameters: &Layout) -> [Layout; 2] {
                 second.add(format!("row.{name}"), &[rows]);
                 second.add(format!("column.{name}"), &[columns]);
             }
-            (Optim::Adafactor, shape) => drop(second.add(format!("second.{name}"), shape)),
+            (Optim::Adafactor, shape) => {
+                second.add(format!("second.{name}"), shape);
+            }
         }
     }
     [first, second]

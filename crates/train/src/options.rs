@@ -171,6 +171,9 @@ pub struct ReaderDataOptions {
     /// Updates between lines of metrics.jsonl
     #[arg(long, env = "TERCIO_LOG_FREQ", default_value_t = 10)]
     pub log_freq: u64,
+    /// Updates between norms of every layer's gradient and values in the logs; 0: none
+    #[arg(long, env = "TERCIO_STATS_FREQ", default_value_t = 0)]
+    pub stats_freq: u64,
     /// Batches between progress lines of an evaluation
     #[arg(long, env = "TERCIO_EVAL_PRINT_FREQ", default_value_t = 1000)]
     pub eval_print_freq: u64,
@@ -215,6 +218,7 @@ pub const MAY_CHANGE: &[&str] = &[
     "eval_freq",
     "save_freq",
     "log_freq",
+    "stats_freq",
     "eval_print_freq",
     "eval_n_context",
     "keep_last",

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use tercio_comm::World;
 
 use crate::error::TrainError;
+use crate::layer_norms::LayerNorms;
 use crate::objective::{Evaluation, Objective};
 use crate::ranks::RankDevice;
 use crate::ranks::parts::Parts;
@@ -100,6 +101,25 @@ impl<'a> Records<'a> {
             o.gradient_norm,
         );
         RankReport::trace(all, &self.folder.dir)
+    }
+
+    /// Norms of the layers, where there are any.
+    pub fn layers(&mut self, step: u64, norms: &[LayerNorms]) -> Result<(), TrainError> {
+        if norms.is_empty() {
+            return Ok(());
+        }
+        let kinds: [(&str, fn(&LayerNorms) -> f64); 2] =
+            [("gradient_norm", |n| n.gradient), ("parameter_norm", |n| n.values)];
+        let mut fields = Map::new();
+        for (kind, of) in kinds {
+            let of_kind: Map<_, _> = norms.iter().map(|n| (n.layer.clone(), Value::from(of(n)))).collect();
+            fields.insert(kind.into(), of_kind.into());
+            let tags: Vec<String> = norms.iter().map(|n| format!("{kind}/{}", n.layer)).collect();
+            let scalars: Vec<(&str, f64)> =
+                tags.iter().map(String::as_str).zip(norms.iter().map(of)).collect();
+            self.tensorboard.scalars(step, &scalars)?;
+        }
+        Ok(self.metrics.event("layers", step, fields)?)
     }
 
     /// Moves the links to where an earlier process would have.

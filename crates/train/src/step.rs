@@ -9,6 +9,7 @@ use tercio_engine::{Arena, Buckets, Device, Draw};
 
 use crate::accumulate::{GroupSum, group_of};
 use crate::error::TrainError;
+use crate::layer_norms::{LayerNorms, gradient_squares, layers, norms};
 use crate::objective::{Objective, ShardSize};
 use crate::optimizer::Optimizer;
 use crate::options::{BatchPlan, OptimOptions};
@@ -81,6 +82,9 @@ pub struct Stepper<'a, D: Device, O> {
     parts: Parts,
     spans: Spans,
     save: Duration,
+    layers: Vec<(String, Range<usize>)>,
+    stats_freq: u64,
+    norms: Vec<LayerNorms>,
 }
 
 impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
@@ -111,7 +115,18 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
             parts,
             spans: Spans::default(),
             save: Duration::ZERO,
+            layers: layers(objective.layout()),
+            stats_freq: 0,
+            norms: Vec::new(),
         }
+    }
+    /// Measures the norms of every layer at each multiple of `updates`; 0: never.
+    pub fn set_stats_freq(&mut self, updates: u64) {
+        self.stats_freq = updates;
+    }
+    /// The norms of every layer at the last update, where it was one to measure at.
+    pub fn layer_norms(&self) -> &[LayerNorms] {
+        &self.norms
     }
     /// What the longest save of any rank took, as told at the begin of the last update.
     pub fn longest_save(&self) -> Duration {
@@ -200,6 +215,12 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
             return Err(not_finite("gradient"));
         }
         let (device, parts) = (&self.device, &self.parts);
+        self.norms.clear();
+        let measured = self.stats_freq > 0 && (state.step + 1).is_multiple_of(self.stats_freq);
+        let squares = match measured {
+            true => gradient_squares(&self.world, parts, device, &self.layers, &gradients)?,
+            false => Vec::new(),
+        };
         let apply = || self.optimizer.apply(device, parts, state, &gradients, gradient_norm);
         let lr = spans.of(Kind::Optimizer, apply);
         if self.parts.is_split() {
@@ -207,6 +228,7 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
             let (buckets, grain) = (&self.parts.buckets, D::BLOCK);
             spans.of(Kind::Waiting, || self.world.all_gather_parts(parameters, buckets, grain))?;
         }
+        self.norms = norms(&self.device, &self.layers, &squares, &state.parameters);
         state.step += 1;
         self.sum.recycle(gradients);
         self.device.trim();

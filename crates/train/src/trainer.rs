@@ -39,6 +39,8 @@ pub struct LoopOptions {
     pub save_freq: u64,
     /// Updates between lines of the log.
     pub log_freq: u64,
+    /// Updates between norms of every layer; 0: none.
+    pub stats_freq: u64,
     /// Checkpoints to keep; 0: all.
     pub keep_last: usize,
     /// Evaluations without gain before the end; 0: never.
@@ -68,6 +70,7 @@ impl LoopOptions {
             eval_freq: data.eval_freq,
             save_freq: data.save_freq,
             log_freq: data.log_freq,
+            stats_freq: data.stats_freq,
             keep_last: data.keep_last,
             early_stop: data.early_stop,
             last_batch: data.last_batch,
@@ -190,6 +193,7 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
         &options.optim,
         options.seed,
     );
+    stepper.set_stats_freq(options.stats_freq);
     let mut stopped = None;
     let mut report = Report::new(options.trace_ranks);
     while state.step < total && !run.ends_early(state.step) {
@@ -220,6 +224,7 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
         run.counters.loss_updates += 1;
         if let Some(records) = &mut run.records {
             records.progress(state.step, &outcome);
+            records.layers(state.step, stepper.layer_norms())?;
         }
         if state.step.is_multiple_of(options.log_freq) || state.step == total {
             let all = report.gather(world)?;

@@ -147,7 +147,9 @@ impl OptimOptions {
         }
         if o.optim != Optim::Adafactor && (o.scale_parameter || o.relative_step) {
             let flag = if o.scale_parameter { "scale_parameter" } else { "relative_step" };
-            return Err(format!("--{flag} is a setting of Adafactor: give --optim adafactor with it, or leave it out"));
+            return Err(format!(
+                "--{flag} is a setting of Adafactor: give --optim adafactor with it, or leave it out"
+            ));
         }
         if o.relative_step && o.scheduler != Scheduler::Fixed {
             return Err("--relative_step is a course of the learning rate of its own: give --scheduler fixed with it, or \
