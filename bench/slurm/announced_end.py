@@ -4,8 +4,9 @@
 usage: announced_end.py [--ranks R] [--rounds N] [--signal USR1] [--passages P] [--tercio BINARY]
 
 Every round starts the run again where the last one ended, waits for three more updates, sends the signal to the launcher a
-random while later, and prints the seconds until the new checkpoint's folder has its name (it is complete then), until
-all processes have ended, and how many logged updates it lacks: none may be lost.
+random while later, and prints the seconds until the new checkpoint's folder has its name (it is complete then), the part of
+them that was the save itself (the rest was the update under way), until all processes have ended, and how many logged updates
+it lacks: none may be lost.
 """
 import argparse, json, os, pathlib, random, signal, statistics, subprocess, tempfile, time
 
@@ -71,9 +72,12 @@ with tempfile.TemporaryDirectory() as folder:
                 process.wait()
         size = sum(path.stat().st_size for path in (run / "checkpoint" / f"step-{newest(run)}").iterdir())
         lost = updates(run)[-1] - newest(run)
-        rows.append((saved, ended))
-        print(f"round {round_ + 1}: an update takes {step:.2f} s; signal to checkpoint of {size / 1e6:.0f} MB {saved:.2f} s, to the "
-              f"end of all processes {ended:.2f} s; exit code {code}, updates lost {lost}", flush=True)
-    saved, ended = zip(*rows)
+        lines = [json.loads(line) for line in open(run / "metrics.jsonl")]
+        last = max(line["time"] for line in lines if "event" not in line)
+        save = [line["time"] for line in lines if line.get("event") == "checkpoint"][-1] - last
+        rows.append((saved, ended, save))
+        print(f"round {round_ + 1}: an update takes {step:.2f} s; signal to checkpoint of {size / 1e6:.0f} MB {saved:.2f} s, "
+              f"the save alone {save:.2f} s, to the end of all processes {ended:.2f} s; exit code {code}, updates lost {lost}", flush=True)
+    saved, ended, save = zip(*rows)
     print(f"{wanted.ranks} ranks, {wanted.rounds} rounds: checkpoint after {statistics.median(saved):.2f} s (most {max(saved):.2f}), "
-          f"end after {statistics.median(ended):.2f} s (most {max(ended):.2f})")
+          f"the save alone {statistics.median(save):.2f} s (most {max(save):.2f}), end after {statistics.median(ended):.2f} s (most {max(ended):.2f})")
