@@ -13,6 +13,7 @@ mod byt5;
 mod charsmap;
 pub mod check;
 pub mod convert;
+pub mod download;
 pub mod draw;
 mod error;
 mod index;

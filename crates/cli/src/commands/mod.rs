@@ -6,9 +6,12 @@ mod common;
 mod completions;
 mod config_print;
 mod data_check;
+mod data_convert;
+mod data_download;
 mod doctor;
 mod eval_reader;
 mod launch;
+mod model_download;
 mod model_export;
 mod model_import;
 mod model_inspect;
@@ -60,7 +63,7 @@ enum Command {
     /// Run on a Slurm cluster
     #[command(subcommand)]
     Slurm(Slurm),
-    /// Look at data files
+    /// Look at data files, and make them of those of others
     #[command(subcommand)]
     Data(Data),
     /// Look at models, and bring them from and to other programs
@@ -102,6 +105,10 @@ enum Slurm {
 enum Data {
     /// Count questions, passages and tokens of a file, and name every bad line
     Check(data_check::DataCheck),
+    /// Make questions of the files that others publish: the NQ and TriviaQA dumps, DPR's JSON and TSV
+    Convert(data_convert::DataConvert),
+    /// Fetch the NQ and TriviaQA dumps or the passages of Wikipedia, going on where a connection broke
+    Download(data_download::DataDownload),
 }
 
 #[derive(Subcommand)]
@@ -112,6 +119,8 @@ enum Model {
     Export(model_export::ModelExport),
     /// Make a model folder of a Fusion-in-Decoder checkpoint or released archive
     Import(model_import::ModelImport),
+    /// Fetch a model that Fusion-in-Decoder's authors released
+    Download(model_download::ModelDownload),
 }
 
 #[derive(Subcommand)]
@@ -143,9 +152,12 @@ pub fn run() -> ExitCode {
         Command::Slurm(Slurm::Status(c)) => c.run(),
         Command::Slurm(Slurm::Logs(c)) => c.run(),
         Command::Data(Data::Check(c)) => c.run(),
+        Command::Data(Data::Convert(c)) => c.run(),
+        Command::Data(Data::Download(c)) => c.run(),
         Command::Model(Model::Inspect(c)) => c.run(),
         Command::Model(Model::Export(c)) => c.run(),
         Command::Model(Model::Import(c)) => c.run(),
+        Command::Model(Model::Download(c)) => c.run(),
         Command::Config(Config::Print(c)) => c.run(),
         Command::Bench(Bench::Reader(c)) => c.run(),
         Command::Completions(c) => c.run(Cli::command()),
