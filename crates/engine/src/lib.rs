@@ -13,7 +13,9 @@ pub mod tape;
 pub mod tensor;
 
 pub use cpu::Cpu;
-pub use device::{Activation, AdafactorStep, AdamStep, AttentionShape, Device, RelativeBuckets, Span, View, ViewMut};
+pub use device::{
+    Activation, AdafactorStep, AdamStep, AttentionShape, Device, RelativeBuckets, Span, View, ViewMut,
+};
 pub use params::{Arena, Layout, Param, ParamSpec};
 pub use random::Dropout;
 pub use reference::Reference;

@@ -161,7 +161,8 @@ impl Case {
         let mut tensors = Vec::new();
         let loss = if let Op::CrossEntropy { labels, factor, smoothing } = &self.op {
             let scale = CROSS_ENTROPY_WEIGHT;
-            let losses = tape.cross_entropy_smoothed(&inputs[0], places[0], *factor, labels, scale, *smoothing);
+            let losses =
+                tape.cross_entropy_smoothed(&inputs[0], places[0], *factor, labels, scale, *smoothing);
             let sum = losses.iter().sum::<f64>() * scale;
             tensors.push(("losses".to_string(), losses));
             sum

@@ -27,7 +27,7 @@ pub fn write(predictions: &[Prediction], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads what [`write`] wrote, a batch at a time.
+/// Reads what [`write()`] wrote, a batch at a time.
 pub struct Answers<'b> {
     rest: &'b [u8],
     rank: usize,
