@@ -8,7 +8,7 @@ random while later, and prints the seconds until the new checkpoint's folder has
 them that was the save itself (the rest was the update under way), until all processes have ended, and how many logged updates
 it lacks: none may be lost.
 """
-import argparse, json, os, pathlib, random, signal, statistics, subprocess, tempfile, time
+import argparse, json, os, pathlib, random, signal, statistics, subprocess, sys, tempfile, time
 
 root = pathlib.Path(__file__).resolve().parents[2]
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -18,6 +18,7 @@ arguments.add_argument("--signal", default="USR1")
 arguments.add_argument("--passages", type=int, default=20)
 arguments.add_argument("--tercio", default=str(root / "target/release/tercio"))
 wanted = arguments.parse_args()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nothing that was started may stay behind
 
 
 def updates(run):
