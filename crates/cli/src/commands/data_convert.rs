@@ -43,9 +43,9 @@ enum Format {
     Triviaqa,
     /// DPR's training data: positive_ctxs, negative_ctxs, hard_negative_ctxs
     DprJson,
-    /// DPR's questions: question<TAB>['answer', ...]
+    /// DPR's questions: question, tab, ['answer', ...]
     DprQuestions,
-    /// DPR's passages: id<TAB>text<TAB>title
+    /// DPR's passages: id, tab, text, tab, title
     DprPassages,
 }
 

@@ -63,7 +63,7 @@ pub struct SlurmSubmit {
     /// Nodes that are not wanted: node[3-4]
     #[arg(long, env = "TERCIO_EXCLUDE")]
     exclude: Option<String>,
-    /// File of the output; default: <job name>-<job>.out in this folder
+    /// File of the output; default: NAME-JOB.out in this folder
     #[arg(long, env = "TERCIO_OUTPUT")]
     output: Option<String>,
     /// Another option of sbatch: qos=high, exclusive; may be given several times
