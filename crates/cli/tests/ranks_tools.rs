@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 mod support;
 
 use serde_json::Value;
-use support::{stderr, tercio};
+use support::{free_port, stderr, tercio};
 
 fn output(words: &[&str]) -> Output {
     let mut command: Command = tercio(words);
@@ -132,7 +132,7 @@ impl Drop for Crowd {
 
 #[test]
 fn torchruns_variables_make_ranks_and_an_allocations_do_not() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = free_port().to_string();
     let doctor = |env: &[(&str, &str)]| {
         let mut command = tercio(&["doctor", "--json", "--backend", "tcp"]);
         // What every process of a batch job sees.

@@ -1,13 +1,12 @@
 //! Ranks of a run as processes of this host, each with its variables, as a launcher would start them.
 
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::support::{self, Place};
+use super::support::{self, Place, free_port};
 
 /// Seconds without a sign of life until a rank counts as lost.
 pub const LOST_AFTER: u64 = 5;
@@ -17,11 +16,6 @@ pub const GONE_AFTER: Duration = Duration::from_secs(LOST_AFTER + 25);
 pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Exit code of a process that ended because another rank was lost or failed.
 pub const PEER_LOST: i32 = 76;
-
-/// A port that was free a moment ago.
-pub fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
-}
 
 /// What all ranks of a start share.
 #[derive(Clone)]

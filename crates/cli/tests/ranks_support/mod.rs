@@ -4,12 +4,11 @@
 #![allow(dead_code)]
 
 use std::fs::File;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{Place, events, metrics};
+use crate::support::{Place, events, free_port, metrics};
 
 /// Longest wait for something that ranks should do; machines that build at the same time are slow.
 pub const PATIENCE: Duration = Duration::from_secs(180);
@@ -38,11 +37,6 @@ impl Drop for Ranks {
             let _ = child.wait();
         }
     }
-}
-
-/// A port that was free a moment ago.
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Starts `command(rank)` as rank 0 to `ranks - 1`, with what they say in files of `folder`.

@@ -3,9 +3,11 @@
 // Each test file is a program of its own and uses a part of this.
 #![allow(dead_code)]
 
+use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -15,6 +17,17 @@ pub const TOTAL: u64 = 30;
 
 /// Longest wait for something that a process should do; machines that build at the same time are slow.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A port that is free now. Not one of those that the system gives to outgoing connections: tests at the same time make
+/// many, and one of them would have it before rank 0 does.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(2654435761) >> 8;
+    (0..12_000)
+        .map(|_| 20_001 + (start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000) as u16)
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("no port is free")
+}
 
 /// A folder with training questions, held-out questions, and runs below `runs`.
 pub struct Place {
