@@ -208,6 +208,8 @@ impl Segment {
             // The lock of one who sweeps a dead file away looks like a living maker's; but a living maker takes the name
             // away only when all are here, or when it gives up.
             if nameless && here() < ranks.len() {
+                // Who goes does not count: two who were mistaken one after the other are no meeting.
+                head.attached.fetch_sub(1, Ordering::AcqRel);
                 return Ok(false);
             }
             std::thread::sleep(Duration::from_micros(200));
