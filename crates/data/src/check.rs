@@ -218,10 +218,10 @@ fn id_hash(question: &Question) -> u64 {
 
 /// How often each number occurred: exact percentiles in memory that grows with different numbers only.
 #[derive(Default)]
-struct Counts(BTreeMap<u64, u64>);
+pub(crate) struct Counts(BTreeMap<u64, u64>);
 
 impl Counts {
-    fn add(&mut self, n: u64) {
+    pub fn add(&mut self, n: u64) {
         *self.0.entry(n).or_default() += 1;
     }
 
@@ -253,7 +253,7 @@ impl Counts {
         self.0.keys().next_back().copied().unwrap_or(0)
     }
 
-    fn spread(&self) -> Spread {
+    pub fn spread(&self) -> Spread {
         Spread { min: self.0.keys().next().copied().unwrap_or(0), mean: self.mean(), max: self.max() }
     }
 
@@ -317,7 +317,7 @@ impl fmt::Display for CheckReport {
     }
 }
 
-fn of(part: u64, whole: u64) -> String {
+pub(crate) fn of(part: u64, whole: u64) -> String {
     if part == whole { "all".into() } else { format!("{part} of {whole}") }
 }
 

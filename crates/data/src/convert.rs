@@ -12,7 +12,7 @@ use crate::error::DataError;
 mod dpr;
 mod original;
 mod output;
-mod tsv;
+pub(crate) mod tsv;
 
 pub use dpr::{dpr_json, dpr_passages, dpr_questions};
 pub use original::{Dump, convert_dump};

@@ -1,4 +1,4 @@
-//! The index of a questions file: where each item lies, built in one streaming pass and kept in a cache folder.
+//! The index of a data file: where each item lies, built in one streaming pass and kept in a cache folder.
 //!
 //! An index file is 24-byte records (offset, length, line; little endian), then a JSON footer, then the
 //! footer's length and a magic word. It is valid for one path, size and modification time; a compressed
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::DataError;
-use crate::scan::{Fault, Scanner, Span};
+use crate::scan::{Fault, Layout, Scanner, Span};
 use crate::source::{self, Beside, Compression};
 
 const MAGIC: &[u8; 8] = b"TERCIOQ1";
@@ -61,13 +61,17 @@ pub(crate) struct Indexed {
 }
 
 impl Indexed {
-    /// Opens a file, building the index (and the decompressed copy) where the cache has none that fits.
-    pub fn open(path: &Path, cache_dir: &Path) -> Result<Indexed, DataError> {
-        Self::open_within(path, cache_dir, None)
+    /// Opens a file of this layout, building the index (and the decompressed copy) where the cache has none that fits.
+    pub fn open(path: &Path, kind: (Layout, Compression), cache_dir: &Path) -> Result<Indexed, DataError> {
+        Self::open_within(path, kind, cache_dir, None)
     }
 
-    fn open_within(path: &Path, cache_dir: &Path, limit: Option<u64>) -> Result<Indexed, DataError> {
-        let (layout, compression) = source::kind(path)?;
+    fn open_within(
+        path: &Path,
+        (layout, compression): (Layout, Compression),
+        cache_dir: &Path,
+        limit: Option<u64>,
+    ) -> Result<Indexed, DataError> {
         // asked before opening: opening a pipe would wait for its writer
         let meta = fs::metadata(path).map_err(DataError::io(path, "open the file"))?;
         if !meta.is_file() {
@@ -77,13 +81,13 @@ impl Indexed {
             ));
         }
         if meta.len() == 0 {
-            return Err(DataError::file(path, "expected questions, found an empty file; get the file again"));
+            return Err(DataError::file(path, "expected data, found an empty file; get the file again"));
         }
         let file = File::open(path).map_err(DataError::io(path, "open the file"))?;
         let stamp = Stamp::of(&file).map_err(DataError::io(path, "read the file"))?;
         let full = fs::canonicalize(path).map_err(DataError::io(path, "find the file"))?;
         fs::create_dir_all(cache_dir).map_err(DataError::io(cache_dir, "create the cache folder"))?;
-        let names = Names::new(&full, &stamp, cache_dir);
+        let names = Names::new(&full, layout, &stamp, cache_dir);
 
         if let Some(found) = names.load(&full, &stamp, compression, path)? {
             return Ok(found);
@@ -221,9 +225,16 @@ struct Names {
 }
 
 impl Names {
-    fn new(full: &Path, stamp: &Stamp, cache_dir: &Path) -> Names {
+    fn new(full: &Path, layout: Layout, stamp: &Stamp, cache_dir: &Path) -> Names {
         let digest = |bytes: &[u8]| hex(&Sha256::digest(bytes)[..8]);
-        let family = digest(full.as_os_str().as_encoded_bytes());
+        let mut named = full.as_os_str().as_encoded_bytes().to_vec();
+        // The name of a JSON file says its layout; of fields between tabs there are two, with an index each.
+        match layout {
+            Layout::List | Layout::Lines => {}
+            Layout::Rows => named.extend_from_slice(b"\0rows"),
+            Layout::Records => named.extend_from_slice(b"\0records"),
+        }
+        let family = digest(&named);
         let key = format!("{family}-{}", digest(format!("{} {}", stamp.bytes, stamp.modified_ns).as_bytes()));
         let index = cache_dir.join(format!("{key}.index"));
         let data = cache_dir.join(format!("{key}.data"));
@@ -326,7 +337,8 @@ mod tests {
         let path = gz(dir.path(), &vec![b' '; 8 << 20]);
         assert!(fs::metadata(&path).unwrap().len() < 100_000);
         let cache = dir.path().join("cache");
-        let error = Indexed::open_within(&path, &cache, Some(1 << 20)).err().unwrap().to_string();
+        let kind = source::kind(&path).unwrap();
+        let error = Indexed::open_within(&path, kind, &cache, Some(1 << 20)).err().unwrap().to_string();
         assert!(
             error.contains("q.jsonl.gz")
                 && error.contains("1048576 bytes")
@@ -341,7 +353,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = gz(dir.path(), b"{\"question\": \"a\"}\n{\"question\": \"b\"}\n");
         let cache = dir.path().join("cache");
-        let first = Indexed::open(&path, &cache).unwrap();
+        let kind = source::kind(&path).unwrap();
+        let first = Indexed::open(&path, kind, &cache).unwrap();
         let index = fs::read_dir(&cache)
             .unwrap()
             .map(|e| e.unwrap().path())
@@ -352,11 +365,11 @@ mod tests {
             let mut bytes = whole.clone();
             bytes[at] ^= 1;
             fs::write(&index, &bytes).unwrap();
-            let again = Indexed::open(&path, &cache).unwrap();
+            let again = Indexed::open(&path, kind, &cache).unwrap();
             assert_eq!((again.items, &again.sha256), (2, &first.sha256));
             assert_eq!(again.span(1, &path).unwrap(), first.span(1, &path).unwrap());
         }
         fs::write(&index, &whole[..10]).unwrap();
-        assert_eq!(Indexed::open(&path, &cache).unwrap().items, 2);
+        assert_eq!(Indexed::open(&path, kind, &cache).unwrap().items, 2);
     }
 }

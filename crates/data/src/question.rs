@@ -140,7 +140,7 @@ impl Question {
             Some(Value::Array(list)) => {
                 ctxs.reserve(list.len());
                 for (k, ctx) in list.into_iter().enumerate() {
-                    ctxs.push(passage(ctx, k, place)?);
+                    ctxs.push(passage(ctx, "ctxs", k, place)?);
                 }
             }
             Some(other) => return Err(place.error("a list of passages in `ctxs`", kind(&other), "")),
@@ -206,7 +206,7 @@ pub(crate) fn parse_object(bytes: &[u8], place: &Place) -> Result<Map<String, Va
     }
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
-        Ok(other) => Err(place.error("a JSON object with a `question`", kind(&other), "")),
+        Ok(other) => Err(place.error("a JSON object", kind(&other), "")),
         Err(e) => {
             let line = place.line + (e.line() as u64).saturating_sub(1);
             let text = e.to_string();
@@ -234,24 +234,42 @@ fn names_no_number(bytes: &[u8], error: &serde_json::Error) -> bool {
     near.windows(3).any(|w| w == b"NaN" || w == b"Inf")
 }
 
-fn passage(value: Value, k: usize, place: &Place) -> Result<Passage, DataError> {
-    let Value::Object(mut map) = value else {
-        return Err(place.error(format!("an object in `ctxs[{k}]`"), kind(&value), ""));
-    };
-    let mut text = |key: &str| match take(&mut map, key) {
+/// Keys under which the names of passages are found in the files of others: FiD's, DPR's, BEIR's and MS MARCO's.
+pub(crate) const ID_KEYS: [&str; 5] = ["id", "_id", "passage_id", "psg_id", "docid"];
+
+/// The passage that is element `k` of the list under `key`.
+pub(crate) fn passage(value: Value, key: &str, k: usize, place: &Place) -> Result<Passage, DataError> {
+    let name = format!("{key}[{k}]");
+    match value {
+        Value::Object(map) => Ok(Passage { file_position: k, ..passage_of(map, &name, place)? }),
+        other => Err(place.error(format!("an object in `{name}`"), kind(&other), "")),
+    }
+}
+
+/// The passage that an object holds; `name` is what stands for the object in messages, empty where it is the item itself.
+pub(crate) fn passage_of(
+    mut map: Map<String, Value>,
+    name: &str,
+    place: &Place,
+) -> Result<Passage, DataError> {
+    let named =
+        |field: &str| if name.is_empty() { format!("`{field}`") } else { format!("`{name}.{field}`") };
+    let mut text = |field: &str| match take(&mut map, field) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(id @ Value::Number(_)) if key == "id" => Ok(Some(plain(&id))),
-        Some(other) => Err(place.error(format!("a string in `ctxs[{k}].{key}`"), kind(&other), "")),
+        Some(id @ Value::Number(_)) if ID_KEYS.contains(&field) => Ok(Some(plain(&id))),
+        Some(other) => Err(place.error(format!("a string in {}", named(field)), kind(&other), "")),
     };
-    let id = text("id")?.unwrap_or_default();
+    let mut id = None;
+    for field in ID_KEYS {
+        if id.is_none() {
+            id = text(field)?;
+        }
+    }
     let title = text("title")?.unwrap_or_default();
     let Some(text) = text("text")? else {
-        return Err(place.error(
-            format!("a string in `ctxs[{k}].text`"),
-            "none",
-            "every passage needs a text",
-        ));
+        let expected = format!("a string in {}", named("text"));
+        return Err(place.error(expected, "none", "every passage needs a text"));
     };
     let score = match take(&mut map, "score") {
         None => None,
@@ -265,15 +283,15 @@ fn passage(value: Value, k: usize, place: &Place) -> Result<Passage, DataError> 
                 let found =
                     if let Value::String(s) = &value { format!("{:?}", clipped(s)) } else { kind(&value) };
                 let hint = "write a number, or leave the score out of all passages of the item";
-                return Err(place.error(format!("a finite number in `ctxs[{k}].score`"), found, hint));
+                return Err(place.error(format!("a finite number in {}", named("score")), found, hint));
             };
             Some(score)
         }
     };
-    Ok(Passage { id, title, text, score, file_position: k })
+    Ok(Passage { id: id.unwrap_or_default(), title, text, score, file_position: 0 })
 }
 
-fn take(map: &mut Map<String, Value>, key: &str) -> Option<Value> {
+pub(crate) fn take(map: &mut Map<String, Value>, key: &str) -> Option<Value> {
     map.get_mut(key).map(Value::take).filter(|v| !v.is_null())
 }
 

@@ -1,28 +1,27 @@
 //! A file of questions, read item by item in any order; memory does not grow with the file.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use crate::error::DataError;
-use crate::index::Indexed;
+use crate::items::{self, Items};
 use crate::question::{Place, Question, parse_object};
+use crate::source;
 
 /// Longest item that is read, in bytes; more is taken for a broken file.
-pub const MAX_ITEM_BYTES: u64 = 256 << 20;
+pub const MAX_ITEM_BYTES: u64 = items::MAX_ITEM_BYTES;
 
 /// An open file of questions: FiD's `.json` (one list) or `.jsonl`, also `.gz` or `.zst`.
 ///
 /// Shared between threads freely: reading takes no lock and moves no file position.
 pub struct Questions {
-    path: Arc<PathBuf>,
-    indexed: Indexed,
+    items: Items,
 }
 
 impl std::fmt::Debug for Questions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Questions").field("path", &self.path).field("len", &self.len()).finish()
+        f.debug_struct("Questions").field("path", &self.path()).field("len", &self.len()).finish()
     }
 }
 
@@ -44,22 +43,17 @@ impl Questions {
 
     /// Opens a file even if it has a fault as a whole; its good items can be read.
     pub(crate) fn open_faulty(path: &Path, cache_dir: &Path) -> Result<Questions, DataError> {
-        Ok(Questions { path: Arc::new(path.to_path_buf()), indexed: Indexed::open(path, cache_dir)? })
+        Ok(Questions { items: Items::open(path, source::kind(path)?, cache_dir)? })
     }
 
     /// The file's fault as a whole.
     pub(crate) fn fault(&self) -> Option<DataError> {
-        if let Some(fault) = &self.indexed.fault {
-            return Some(DataError::file(&self.path, format!("line {}: {}", fault.line, fault.message)));
-        }
-        self.is_empty().then(|| {
-            DataError::file(&self.path, "expected questions, found none in the file; get the file again")
-        })
+        self.items.fault("questions")
     }
 
     /// How many items the file has.
     pub fn len(&self) -> usize {
-        self.indexed.items
+        self.items.len()
     }
 
     /// Whether the file has no items; never so after [`Questions::open`].
@@ -69,12 +63,12 @@ impl Questions {
 
     /// The file as it was named when opened.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.items.path
     }
 
     /// SHA-256 of the decompressed content, as 64 hexadecimal digits.
     pub fn fingerprint(&self) -> &str {
-        &self.indexed.sha256
+        self.items.fingerprint()
     }
 
     /// Reads item `i`.
@@ -96,23 +90,6 @@ impl Questions {
 
     /// The bytes of item `i` as they stand.
     pub(crate) fn bytes(&self, i: usize) -> Result<(Vec<u8>, Place), DataError> {
-        if i >= self.len() {
-            return Err(DataError::Setting(format!(
-                "{}: has {} items, item {i} was asked for",
-                self.path.display(),
-                self.len()
-            )));
-        }
-        let span = self.indexed.span(i, &self.path)?;
-        let place = Place { path: Arc::clone(&self.path), row: i, line: span.line };
-        if span.length > MAX_ITEM_BYTES {
-            let expected = format!("an item of at most {MAX_ITEM_BYTES} bytes");
-            return Err(place.error(
-                expected,
-                format!("{} bytes", span.length),
-                "look for a missing line end or bracket",
-            ));
-        }
-        Ok((self.indexed.read(span, &self.path)?, place))
+        self.items.bytes(i)
     }
 }

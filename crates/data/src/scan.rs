@@ -1,7 +1,9 @@
-//! Finds where the items of a questions file lie, in one pass over chunks of bytes and in constant memory.
+//! Finds where the items of a data file lie, in one pass over chunks of bytes and in constant memory.
 //!
-//! The scanner knows strings, brackets and line ends only; whether an item is valid JSON is decided when
+//! The scanner knows strings, brackets, quotes and line ends only; whether an item is valid JSON is decided when
 //! it is read, so that one bad item does not hide the others.
+
+use crate::convert::tsv;
 
 /// Where one item lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,10 @@ pub(crate) enum Layout {
     List,
     /// One object per line.
     Lines,
+    /// One row of fields per line, whatever is in it.
+    Rows,
+    /// Rows of fields as Python's csv module writes them: a quoted field may hold line ends.
+    Records,
 }
 
 /// A fault of the file as a whole: the line, and what is wrong.
@@ -48,6 +54,9 @@ enum State {
     End,
     /// Between or inside lines (layout `Lines`); `blank` while only white space was seen.
     Line { blank: bool },
+    /// Between or inside rows; `open` once a byte of the row was seen, `blank` while only white space was; `field` of a row
+    /// whose fields may be quoted.
+    Row { open: bool, blank: bool, field: Option<tsv::State> },
     /// After a fault nothing more is looked at.
     Failed,
 }
@@ -69,6 +78,8 @@ impl Scanner {
         let state = match layout {
             Layout::List => State::Start,
             Layout::Lines => State::Line { blank: true },
+            Layout::Rows => State::Row { open: false, blank: true, field: None },
+            Layout::Records => State::Row { open: false, blank: true, field: Some(tsv::State::Start) },
         };
         Scanner { state, offset: 0, line: 1, start: 0, start_line: 1, items: 0, fault: None }
     }
@@ -90,11 +101,15 @@ impl Scanner {
     pub fn finish(mut self) -> (Option<Span>, u64, Option<Fault>) {
         let mut last = None;
         match self.state {
-            State::Line { blank: false } => {
+            State::Row { field: Some(tsv::State::Quoted), .. } => {
+                self.line = self.start_line;
+                self.fail_end("the quote that opens in this record is not closed before the file ends; the file was cut short, or a quote is missing");
+            }
+            State::Line { blank: false } | State::Row { blank: false, .. } => {
                 last = Some(self.span());
                 self.items += 1;
             }
-            State::Line { blank: true } | State::End | State::Failed => {}
+            State::Line { .. } | State::Row { .. } | State::End | State::Failed => {}
             State::Start => self.fail_end("expected a JSON list '[' of questions, found an empty file"),
             State::FirstItem | State::NextItem | State::AfterItem => {
                 self.fail_end("expected the list's closing ']', found the end of the file; the file was cut short, get it again");
@@ -156,6 +171,28 @@ impl Scanner {
                     self.start_line = self.line;
                     self.state = State::Line { blank: false };
                 }
+                None
+            }
+            State::Row { open, blank, field } => {
+                if !open {
+                    self.start = self.offset;
+                    self.start_line = self.line;
+                }
+                let field = field.map(|f| f.next(byte).0);
+                let quoted = field == Some(tsv::State::Quoted);
+                if byte == b'\n' && !quoted {
+                    self.state =
+                        State::Row { open: false, blank: true, field: field.map(|_| tsv::State::Start) };
+                    return (!blank).then(|| self.span());
+                }
+                if quoted && self.offset - self.start > tsv::MAX_RECORD {
+                    self.line = self.start_line;
+                    return self.fail(format!(
+                        "expected a record of at most {} bytes, found more; look for a quote that is not closed",
+                        tsv::MAX_RECORD
+                    ));
+                }
+                self.state = State::Row { open: true, blank: blank && byte.is_ascii_whitespace(), field };
                 None
             }
             State::Nested { depth, string, escape } => {
@@ -273,6 +310,27 @@ mod tests {
         assert_eq!(fault, None);
         assert_eq!(texts(text, &spans), ["{\"a\":1}\r", "{bad", "7"]);
         assert_eq!(spans.iter().map(|s| s.line).collect::<Vec<_>>(), [1, 4, 5]);
+    }
+
+    #[test]
+    fn rows_keep_leading_tabs_and_records_their_quoted_line_ends() {
+        let text = b"1\t\"a\n\"\"b\"\tc\r\n\n \n\tno id\t\"\n\"\nlast\t\"x\"";
+        for chunk in 1..5 {
+            let (spans, fault) = scan(Layout::Records, text, chunk);
+            assert_eq!(fault, None);
+            assert_eq!(texts(text, &spans), ["1\t\"a\n\"\"b\"\tc\r", "\tno id\t\"\n\"", "last\t\"x\""]);
+            assert_eq!(spans.iter().map(|s| s.line).collect::<Vec<_>>(), [1, 5, 7]);
+            let (spans, fault) = scan(Layout::Rows, text, chunk);
+            assert_eq!(fault, None);
+            assert_eq!(spans.iter().map(|s| s.line).collect::<Vec<_>>(), [1, 2, 5, 6, 7]);
+        }
+        let (spans, fault) = scan(Layout::Records, b"a\tb\n\"c\td\n", 3);
+        let fault = fault.unwrap();
+        assert_eq!((spans.len(), fault.line), (1, 2));
+        assert!(fault.message.contains("quote"), "{}", fault.message);
+        let long = [b"1\t\"".as_slice(), &vec![b'a'; 17 << 20]].concat();
+        let fault = scan(Layout::Records, &long, 1 << 16).1.unwrap();
+        assert!(fault.line == 1 && fault.message.contains("at most"), "{}", fault.message);
     }
 
     #[test]

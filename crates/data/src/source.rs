@@ -1,4 +1,4 @@
-//! Opens a questions file by its suffix: `.json` or `.jsonl`, as it is or with `.gz` or `.zst` behind.
+//! Opens a data file by its suffix: `.json` or `.jsonl` (`.tsv` for some), as it is or with `.gz` or `.zst` behind.
 //!
 //! Also the small file helpers of the cache: names that do not clash, written beside and renamed.
 
@@ -17,25 +17,34 @@ pub(crate) enum Compression {
     Zstd,
 }
 
-/// The layout and the compression that a file's name promises.
+/// The layout and the compression that the name of a file of questions promises.
 pub(crate) fn kind(path: &Path) -> Result<(Layout, Compression), DataError> {
+    let what = ".json (one list) or .jsonl (one question per line)";
+    kind_among(path, &[(".json", Layout::List), (".jsonl", Layout::Lines)], what)
+}
+
+/// The layout and the compression that a file's name promises, by the endings that are known of its kind of file; `what`
+/// tells them.
+pub(crate) fn kind_among(
+    path: &Path,
+    endings: &[(&str, Layout)],
+    what: &str,
+) -> Result<(Layout, Compression), DataError> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_ascii_lowercase();
     let (stem, compression) = match (name.strip_suffix(".gz"), name.strip_suffix(".zst")) {
         (Some(stem), _) => (stem, Compression::Gzip),
         (_, Some(stem)) => (stem, Compression::Zstd),
         _ => (name.as_str(), Compression::None),
     };
-    let layout = if stem.ends_with(".json") {
-        Layout::List
-    } else if stem.ends_with(".jsonl") {
-        Layout::Lines
-    } else {
-        return Err(DataError::file(
+    match endings.iter().find(|(ending, _)| stem.ends_with(ending)) {
+        Some(&(_, layout)) => Ok((layout, compression)),
+        None => Err(DataError::file(
             path,
-            "expected a name that ends in .json (one list) or .jsonl (one question per line), with .gz or .zst behind if compressed; rename the file",
-        ));
-    };
-    Ok((layout, compression))
+            format!(
+                "expected a name that ends in {what}, with .gz or .zst behind if compressed; rename the file"
+            ),
+        )),
+    }
 }
 
 /// A reader of the decompressed bytes.

@@ -49,8 +49,8 @@ impl Output {
         let before: &[u8] = match (self.layout, self.items) {
             (Layout::List, 0) => b"[\n",
             (Layout::List, _) => b",\n",
-            (Layout::Lines, 0) => b"",
-            (Layout::Lines, _) => b"\n",
+            (_, 0) => b"",
+            (_, _) => b"\n",
         };
         self.items += 1;
         let mut write = || {
@@ -65,8 +65,8 @@ impl Output {
         let after: &[u8] = match (self.layout, self.items) {
             (Layout::List, 0) => b"[\n]\n",
             (Layout::List, _) => b"\n]\n",
-            (Layout::Lines, 0) => b"",
-            (Layout::Lines, _) => b"\n",
+            (_, 0) => b"",
+            (_, _) => b"\n",
         };
         let end = self
             .out

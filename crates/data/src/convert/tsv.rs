@@ -9,7 +9,7 @@ use super::at_line;
 use crate::error::DataError;
 
 /// Longest record that is read; more is taken for a quote that nobody closed.
-const MAX_RECORD: u64 = 16 << 20;
+pub(crate) const MAX_RECORD: u64 = 16 << 20;
 
 /// Reads records one after the other.
 pub(super) struct Records<'a, R> {
@@ -86,7 +86,7 @@ impl<'a, R: BufRead> Records<'a, R> {
 }
 
 /// Splits a record.
-pub(super) fn fields(path: &Path, line: u64, record: &[u8]) -> Result<Vec<String>, DataError> {
+pub(crate) fn fields(path: &Path, line: u64, record: &[u8]) -> Result<Vec<String>, DataError> {
     let mut fields = Fields { done: Some(vec![Vec::new()]), ..Fields::default() };
     let end = record.strip_suffix(b"\n").unwrap_or(record);
     fields.feed(end.strip_suffix(b"\r").unwrap_or(end));
@@ -103,14 +103,29 @@ pub(super) fn fields(path: &Path, line: u64, record: &[u8]) -> Result<Vec<String
     fields.done.unwrap_or_default().into_iter().map(text).collect()
 }
 
-#[derive(Clone, Copy, Default, PartialEq)]
-enum State {
+/// Where in a field a byte stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum State {
     #[default]
     Start,
     Plain,
     Quoted,
     /// After a quote inside a quoted field: its end, or half of a doubled one.
     Quote,
+}
+
+impl State {
+    /// The state after `byte`, and whether the byte is part of the field's text.
+    pub fn next(self, byte: u8) -> (State, bool) {
+        match (self, byte) {
+            (State::Quoted, b'"') => (State::Quote, false),
+            (State::Quoted, _) => (State::Quoted, true),
+            (State::Start, b'"') => (State::Quoted, false),
+            (State::Quote, b'"') => (State::Quoted, true),
+            (_, b'\t') => (State::Start, false),
+            _ => (State::Plain, true),
+        }
+    }
 }
 
 /// The state between two pieces of a record, and the fields so far where they are wanted.
@@ -127,14 +142,7 @@ impl Fields {
 
     fn feed(&mut self, bytes: &[u8]) {
         for &byte in bytes {
-            let (next, kept) = match (self.state, byte) {
-                (State::Quoted, b'"') => (State::Quote, false),
-                (State::Quoted, _) => (State::Quoted, true),
-                (State::Start, b'"') => (State::Quoted, false),
-                (State::Quote, b'"') => (State::Quoted, true),
-                (_, b'\t') => (State::Start, false),
-                _ => (State::Plain, true),
-            };
+            let (next, kept) = self.state.next(byte);
             if let Some(done) = &mut self.done {
                 if byte == b'\t' && next == State::Start {
                     done.push(Vec::new());
