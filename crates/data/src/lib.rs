@@ -31,6 +31,7 @@ mod source;
 mod spiece;
 pub mod template;
 pub mod tokenizer;
+pub mod vectors;
 
 pub use answers::{AnswerTally, exact_match, f1};
 pub use check::{CheckReport, check};
@@ -43,3 +44,4 @@ pub use reader::{EncodedExample, ReaderEncoding};
 pub use retrieval::{RetrievalExample, RetrievalExamples};
 pub use shuffle::{Batches, Permutation, epoch_permutation};
 pub use tokenizer::Tokenizer;
+pub use vectors::Vectors;

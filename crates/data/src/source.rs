@@ -87,6 +87,7 @@ pub(crate) fn writable_bytes(dir: &Path) -> Result<u64, DataError> {
 }
 
 /// A file that is written beside its final name and vanishes unless it is kept.
+#[derive(Debug)]
 pub(crate) struct Beside {
     pub file: File,
     path: PathBuf,
@@ -104,7 +105,7 @@ impl Beside {
                     return Ok(Beside { file, path, target: target.to_path_buf(), kept: false });
                 }
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-                Err(e) => return Err(DataError::io(&path, "create the cache file")(e)),
+                Err(e) => return Err(DataError::io(&path, "create the file")(e)),
             }
         }
         Err(DataError::file(target, "found 10000 left-over temporary files beside it; remove them"))
@@ -112,10 +113,23 @@ impl Beside {
 
     /// Syncs the file and gives it its final name.
     pub fn keep(mut self) -> Result<(), DataError> {
-        self.file.sync_all().map_err(DataError::io(&self.path, "write the cache file"))?;
-        fs::rename(&self.path, &self.target).map_err(DataError::io(&self.target, "rename the cache file"))?;
+        self.file.sync_all().map_err(DataError::io(&self.path, "write the file"))?;
+        fs::rename(&self.path, &self.target).map_err(DataError::io(&self.target, "rename the file"))?;
         self.kept = true;
         Ok(())
+    }
+}
+
+impl Beside {
+    /// As [`Beside::keep`], but a file that has the name already stays.
+    pub fn keep_new(self) -> Result<(), DataError> {
+        self.file.sync_all().map_err(DataError::io(&self.path, "write the file"))?;
+        match fs::hard_link(&self.path, &self.target) {
+            Ok(()) => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            // Not every file system has links.
+            Err(_) => self.keep(),
+        }
     }
 }
 

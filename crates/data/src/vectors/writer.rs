@@ -1,0 +1,269 @@
+//! Writing a set of vectors: who goes on has the same settings, and a finished shard is never written again.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use sha2::{Digest, Sha256};
+
+use super::{
+    MANIFEST, SETTINGS, ShardEntry, VectorSettings, VectorsManifest, bytes_of, check_size, entry_name, names,
+    read_json,
+};
+use crate::error::DataError;
+use crate::index::hex;
+use crate::source::Beside;
+
+/// A folder that vectors are being written into.
+#[derive(Debug)]
+pub struct VectorsFolder {
+    dir: PathBuf,
+    settings: VectorSettings,
+}
+
+impl VectorsFolder {
+    /// Opens a folder to write into; makes it where it is not there, else compares its settings with these.
+    ///
+    /// # Errors
+    /// Other settings than those it was begun with, by name; settings that make no sense; files that cannot be written.
+    pub fn open(dir: &Path, settings: VectorSettings) -> Result<VectorsFolder, DataError> {
+        settings.check().map_err(DataError::Setting)?;
+        fs::create_dir_all(dir).map_err(DataError::io(dir, "create the folder"))?;
+        let path = dir.join(SETTINGS);
+        if !path.exists() {
+            let beside = Beside::create(&path)?;
+            write_json(&beside, &settings, &path)?;
+            // Whoever comes second compares.
+            beside.keep_new()?;
+            sync(dir)?;
+        }
+        let found: VectorSettings = read_json(&path)?.ok_or_else(|| {
+            DataError::file(
+                &path,
+                "it was there a moment ago and is gone; start again when nothing else works here",
+            )
+        })?;
+        if let Some(difference) = settings.difference(&found) {
+            return Err(DataError::file(
+                dir,
+                format!(
+                    "expected to go on with the vectors that are here, found {difference}; name another folder"
+                ),
+            ));
+        }
+        Ok(VectorsFolder { dir: dir.to_owned(), settings })
+    }
+
+    /// What is written here.
+    pub fn settings(&self) -> &VectorSettings {
+        &self.settings
+    }
+
+    /// A shard that is finished: its entry and its files are there, of the size that they must have.
+    ///
+    /// # Errors
+    /// An entry whose files are not there or of another size; an entry of another set.
+    pub fn finished(&self, number: u64) -> Result<Option<ShardEntry>, DataError> {
+        let path = self.dir.join(entry_name(number));
+        let Some(entry) = read_json::<ShardEntry>(&path)? else { return Ok(None) };
+        entry.check(&self.settings, number).map_err(|what| DataError::file(&path, what))?;
+        let bytes = bytes_of(&self.settings, entry.count)
+            .ok_or_else(|| DataError::file(&path, "its size is beyond any file's; embed again"))?;
+        check_size(&self.dir.join(&entry.vectors), bytes)?;
+        let ids = self.dir.join(&entry.ids);
+        fs::metadata(&ids).map_err(DataError::io(&ids, "open the file"))?;
+        Ok(Some(entry))
+    }
+
+    /// Begins shard `number`; what a killed process left of it goes.
+    ///
+    /// # Errors
+    /// Files that cannot be written; a number that the set does not have.
+    pub fn shard(&self, number: u64) -> Result<ShardWriter<'_>, DataError> {
+        if number >= self.settings.shards() {
+            return Err(DataError::Setting(format!(
+                "{}: has {} shards, shard {number} was asked for",
+                self.dir.display(),
+                self.settings.shards()
+            )));
+        }
+        let (vectors, ids) = names(number);
+        for name in [&vectors, &ids] {
+            remove_dead(&self.dir, name);
+        }
+        Ok(ShardWriter {
+            folder: self,
+            number,
+            count: 0,
+            vectors: Sum::create(&self.dir.join(vectors))?,
+            ids: Sum::create(&self.dir.join(ids))?,
+            row: Vec::new(),
+        })
+    }
+
+    /// Writes the manifest if all shards are finished; tells how many are.
+    ///
+    /// # Errors
+    /// As [`VectorsFolder::finished`]; a manifest that cannot be written.
+    pub fn complete(&self) -> Result<u64, DataError> {
+        let shards = self.settings.shards();
+        let mut entries = Vec::new();
+        for number in 0..shards {
+            entries.extend(self.finished(number)?);
+        }
+        let finished = entries.len() as u64;
+        if finished == shards {
+            let path = self.dir.join(MANIFEST);
+            let manifest = VectorsManifest { settings: self.settings.clone(), shards: entries };
+            let beside = Beside::create(&path)?;
+            write_json(&beside, &manifest, &path)?;
+            beside.keep()?;
+            sync(&self.dir)?;
+        }
+        Ok(finished)
+    }
+}
+
+/// A shard that is being written, row by row. Dropped before [`ShardWriter::finish`] it leaves nothing behind.
+pub struct ShardWriter<'a> {
+    folder: &'a VectorsFolder,
+    number: u64,
+    count: u64,
+    vectors: Sum,
+    ids: Sum,
+    row: Vec<u8>,
+}
+
+impl ShardWriter<'_> {
+    /// Adds the next row.
+    ///
+    /// # Errors
+    /// A vector of another dimension, with numbers that are none or too large for the format, named by its id; a full disk.
+    pub fn push(&mut self, id: &str, vector: &[f32]) -> Result<(), DataError> {
+        let settings = &self.folder.settings;
+        self.row.clear();
+        let encoded = match vector.len() == settings.dimension {
+            true => settings.dtype.encode(vector, &mut self.row),
+            false => Err(format!("the vector has {} numbers, not {}", vector.len(), settings.dimension)),
+        };
+        encoded.map_err(|what| {
+            DataError::Text(format!(
+                "{}: passage {id:?} cannot be stored: {what}",
+                self.folder.dir.join(names(self.number).0).display()
+            ))
+        })?;
+        self.vectors.write(&self.row)?;
+        let mut line = serde_json::to_vec(id).map_err(|e| DataError::Text(e.to_string()))?;
+        line.push(b'\n');
+        self.ids.write(&line)?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Syncs the files, gives them their names, and marks the shard as finished. `arithmetic` says with what instructions
+    /// it was computed.
+    ///
+    /// # Errors
+    /// Another number of rows than the shard has; files that cannot be written.
+    pub fn finish(self, arithmetic: &str) -> Result<ShardEntry, DataError> {
+        let ShardWriter { folder, number, count, vectors, ids, .. } = self;
+        let rows = folder.settings.rows_of(number);
+        if count != rows.end - rows.start {
+            return Err(DataError::Setting(format!(
+                "{}: shard {number} has {} rows, {count} were written",
+                folder.dir.display(),
+                rows.end - rows.start
+            )));
+        }
+        let (vectors_name, ids_name) = names(number);
+        let entry = ShardEntry {
+            number,
+            first: rows.start,
+            count,
+            vectors_sha256: vectors.keep()?,
+            ids_sha256: ids.keep()?,
+            vectors: vectors_name,
+            ids: ids_name,
+            arithmetic: arithmetic.to_owned(),
+        };
+        sync(&folder.dir)?;
+        // Only now: this file says that the others are whole.
+        let path = folder.dir.join(entry_name(number));
+        let beside = Beside::create(&path)?;
+        write_json(&beside, &entry, &path)?;
+        beside.keep()?;
+        sync(&folder.dir)?;
+        Ok(entry)
+    }
+}
+
+/// A file and the checksum of what was written to it.
+struct Sum {
+    beside: Beside,
+    out: BufWriter<File>,
+    sum: Sha256,
+    path: PathBuf,
+}
+
+impl Sum {
+    fn create(path: &Path) -> Result<Sum, DataError> {
+        let beside = Beside::create(path)?;
+        let file = beside.file.try_clone().map_err(DataError::io(path, "create the file"))?;
+        // Held as long as it is written, so that others see that its writer lives; not every file system has locks.
+        let _ = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        Ok(Sum {
+            beside,
+            out: BufWriter::with_capacity(1 << 18, file),
+            sum: Sha256::new(),
+            path: path.to_owned(),
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+        self.sum.update(bytes);
+        self.out.write_all(bytes).map_err(DataError::io(&self.path, "write the file"))
+    }
+
+    fn keep(mut self) -> Result<String, DataError> {
+        self.out.flush().map_err(DataError::io(&self.path, "write the file"))?;
+        self.beside.keep()?;
+        Ok(hex(&self.sum.finalize()))
+    }
+}
+
+fn write_json(beside: &Beside, value: &impl serde::Serialize, path: &Path) -> Result<(), DataError> {
+    let mut out = BufWriter::new(&beside.file);
+    serde_json::to_writer_pretty(&mut out, value)
+        .map_err(io::Error::from)
+        .and_then(|()| out.write_all(b"\n"))
+        .and_then(|()| out.flush())
+        .map_err(DataError::io(path, "write the file"))
+}
+
+/// Makes the entries of a folder durable.
+fn sync(dir: &Path) -> Result<(), DataError> {
+    match File::open(dir).and_then(|dir| dir.sync_all()) {
+        // Some network file systems have no fsync for folders; they order such entries themselves.
+        Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+        other => other.map_err(DataError::io(dir, "sync the folder")),
+    }
+}
+
+/// Removes what killed processes left of a file: names of [`Beside`] that nobody holds a lock on.
+fn remove_dead(dir: &Path, name: &str) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let is_its = path
+            .file_name()
+            .and_then(|n| n.to_str())
+            .is_some_and(|n| n.starts_with(&format!(".{name}.")) && n.ends_with(".tmp"));
+        if !is_its {
+            continue;
+        }
+        let Ok(file) = File::open(&path) else { continue };
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
