@@ -3,7 +3,11 @@
 //! Two devices exist: [`crate::Cpu`] (f32, fused, vectorised) and [`crate::Reference`] (f64, plain loops, the
 //! oracle of every test). A device only computes; what is saved and in which order gradients flow is the tape's.
 
+mod encoder;
+
 use crate::random::Dropout;
+
+pub use encoder::{EncoderKernels, Rotary};
 
 /// A read-only stretch of a device's memory.
 pub struct View<'a, D: Device> {
@@ -151,12 +155,24 @@ pub struct AttentionShape {
     pub first_query: usize,
     /// Whether a query attends only to keys at positions up to its own.
     pub causal: bool,
+    /// Greatest distance of the positions of a query and a key that it attends to; `None`: any. Not together with a bias.
+    pub window: Option<usize>,
     /// Factor on the products before the bias (1 in T5).
     pub scale: f64,
     /// Relative bias, if the attention has one.
     pub buckets: Option<std::sync::Arc<RelativeBuckets>>,
     /// Dropout of the attention weights.
     pub dropout: Option<Dropout>,
+}
+
+impl AttentionShape {
+    /// The key rows of `0..keys` that query row `i` of the sequence attends to.
+    pub(crate) fn visible(&self, i: usize, keys: usize) -> std::ops::Range<usize> {
+        let position = i + self.first_query;
+        let from = self.window.map_or(0, |w| position.saturating_sub(w));
+        let to = if self.causal { position + 1 } else { self.window.map_or(keys, |w| position + w + 1) };
+        from.min(keys)..to.min(keys)
+    }
 }
 
 /// The nonlinearity of a feed-forward layer.
@@ -231,7 +247,7 @@ impl AdafactorStep {
 }
 
 /// A device: memory and kernels. All matrices are row-major; `+=` is said where a kernel adds.
-pub trait Device: Clone + Send + Sync + Sized + 'static {
+pub trait Device: EncoderKernels + Clone + Send + Sync + Sized + 'static {
     /// A buffer of this device.
     type Storage: Send + Sync + 'static;
     /// An element of a buffer.

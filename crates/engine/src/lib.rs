@@ -14,8 +14,11 @@ pub mod tensor;
 
 pub use cpu::Cpu;
 pub use device::{
-    Activation, AdafactorStep, AdamStep, AttentionShape, Device, RelativeBuckets, Span, View, ViewMut,
+    Activation, AdafactorStep, AdamStep, AttentionShape, Device, EncoderKernels, RelativeBuckets, Rotary,
+    Span, View, ViewMut,
 };
+pub use ops::feed_forward_end::Hidden;
+pub use ops::layer_norm::{LayerNorm, Normed};
 pub use params::{Arena, Layout, Param, ParamSpec};
 pub use random::Dropout;
 pub use reference::Reference;

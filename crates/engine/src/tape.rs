@@ -145,9 +145,12 @@ impl<'p, D: Device> Tape<'p, D> {
     }
     /// Puts a tensor on the tape as an input.
     pub fn input(&mut self, tensor: Tensor<D>) -> Var<D> {
-        let id = self.values;
+        Var { id: self.slot(), tensor: Rc::new(tensor) }
+    }
+    /// The number of a new value: its gradient has a place of its own.
+    pub(crate) fn slot(&mut self) -> usize {
         self.values += 1;
-        Var { id, tensor: Rc::new(tensor) }
+        self.values - 1
     }
     pub(crate) fn push(&mut self, node: impl FnOnce() -> Box<dyn Node<'p, D> + 'p>) {
         if self.recording {
@@ -235,17 +238,14 @@ impl<'p, D: Device> Tape<'p, D> {
         let inner: Vec<Var<D>> = owned.iter().map(|v| plain.share(v)).collect();
         let result = block(&mut plain, &inner);
         drop(inner);
-        let id = self.values;
-        self.values += 1;
+        let id = self.slot();
         let y = Var { id, tensor: result.tensor };
         let (draw, writes) = (self.draw, plain.noted.unwrap_or_default());
         self.push(|| Box::new(Recompute { inputs: owned, output: id, block: Box::new(block), writes, draw }));
         y
     }
     fn share(&mut self, v: &Var<D>) -> Var<D> {
-        let id = self.values;
-        self.values += 1;
-        Var { id, tensor: v.tensor.clone() }
+        Var { id: self.slot(), tensor: v.tensor.clone() }
     }
     /// A parameter's values.
     pub fn parameter(&self, p: Param) -> crate::device::View<'p, D> {

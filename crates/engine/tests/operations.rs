@@ -4,6 +4,7 @@
 mod common;
 
 use common::cases::{Sizes, cases, state_attentions};
+use common::encoder::EncoderOp;
 use common::{Case, How, Op, Outcome};
 use tercio_engine::cpu::Isa;
 use tercio_engine::random::key;
@@ -196,7 +197,10 @@ fn recomputation_gives_the_same_bits() {
     let mut seen = 0;
     for mut case in [small(), large()].iter().flat_map(cases) {
         let recomputed = case.run(&device, How::default()).bits();
-        let (Op::Encoder { recompute, .. } | Op::Decoder { recompute, .. }) = &mut case.op else {
+        let (Op::Encoder { recompute, .. }
+        | Op::Decoder { recompute, .. }
+        | Op::Of(EncoderOp::PostNorm { recompute, .. })) = &mut case.op
+        else {
             continue;
         };
         if std::mem::take(recompute) {
@@ -204,7 +208,7 @@ fn recomputation_gives_the_same_bits() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 4);
+    assert_eq!(seen, 6);
 }
 
 /// On the reference to its precision: attention over states is attention with keys and values.

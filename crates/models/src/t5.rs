@@ -207,6 +207,7 @@ impl T5 {
             keys: keys.to_vec(),
             first_query: 0,
             causal,
+            window: None,
             scale: 1.0,
             buckets: buckets.cloned(),
             dropout: None,

@@ -2,6 +2,7 @@
 //! small for long sequences and the order of every sum is fixed.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use rayon::prelude::*;
 
@@ -67,6 +68,7 @@ fn assert_disjoint(spans: &[crate::device::Span]) {
 fn inputs(x: Heads<'_, Cpu>, shape: &AttentionShape) -> (Rows, Rows, Rows) {
     let inner = shape.heads * shape.head_dim;
     assert_eq!(shape.queries.len(), shape.keys.len());
+    assert!(shape.window.is_none() || shape.buckets.is_none(), "a window together with a bias is not known");
     assert_disjoint(&shape.queries);
     match x {
         Heads::Fused(x) => {
@@ -90,9 +92,17 @@ thread_local! {
     static SCRATCH: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-/// Keys that query row `i` attends to.
-fn visible(shape: &AttentionShape, i: usize, keys: usize) -> usize {
-    if shape.causal { keys.min(i + shape.first_query + 1) } else { keys }
+/// The keys that any of the query rows `i0..i0 + n` attends to: with a window, the others are not multiplied.
+fn band(shape: &AttentionShape, i0: usize, n: usize, keys: usize) -> Range<usize> {
+    match shape.window {
+        Some(_) => shape.visible(i0, keys).start..shape.visible(i0 + n - 1, keys).end,
+        None => 0..keys,
+    }
+}
+
+/// The keys of one row as columns of its band.
+fn within(seen: Range<usize>, band: &Range<usize>) -> Range<usize> {
+    if seen.is_empty() { 0..0 } else { seen.start - band.start..seen.end - band.start }
 }
 
 pub(super) fn forward(
@@ -120,27 +130,25 @@ pub(super) fn forward(
         for i0 in (0..nq).step_by(QUERIES) {
             let n = QUERIES.min(nq - i0);
             let first = qs.start as usize + i0;
+            let band = band(shape, i0, n, nk);
+            let (first_key, nk) = (ks.start as usize + band.start, band.len());
             // SAFETY: operands lie within the spans checked in `inputs`; outputs are this task's own.
             unsafe {
-                let keys = k.operand(ks.start as usize, nk, column, dim);
+                let keys = k.operand(first_key, nk, column, dim);
                 product_raw(how, q.operand(first, n, column, dim), keys.t(), s.as_mut_ptr(), nk, false);
                 for i in 0..n {
                     let row = &mut s[i * nk..(i + 1) * nk];
-                    let seen = visible(shape, i0 + i, nk);
-                    bias.apply(isa, i0 + i, shape.scale as f32, &mut row[..seen]);
-                    row[seen..].fill(0.0);
-                    *log_sum.at(first + i, head) = softmax_row(isa, &mut row[..seen]);
+                    let seen = within(shape.visible(i0 + i, ks.len()), &band);
+                    row[..seen.start].fill(0.0);
+                    row[seen.end..].fill(0.0);
+                    let row = &mut row[seen];
+                    bias.apply(isa, i0 + i, shape.scale as f32, row);
+                    *log_sum.at(first + i, head) = softmax_row(isa, row);
                     if let Some(d) = shape.dropout {
-                        drop_row(
-                            isa,
-                            &mut row[..seen],
-                            d.row((first + i) * heads + head),
-                            d.threshold,
-                            d.scale,
-                        );
+                        drop_row(isa, row, d.row((first + i) * heads + head), d.threshold, d.scale);
                     }
                 }
-                let values = v.operand(ks.start as usize, nk, column, dim);
+                let values = v.operand(first_key, nk, column, dim);
                 product_raw(how, scratch(&s, n, nk), values, y.at(first, column), y.stride, false);
             }
         }
@@ -198,57 +206,63 @@ pub(super) fn backward(
             let (sequence, head) = (task / heads, task % heads);
             let (qs, ks) = (shape.queries[sequence], shape.keys[sequence]);
             let (nq, nk, column) = (qs.len(), ks.len(), head * dim);
-            let first_key = ks.start as usize;
             let mut bias = Bias::new(shape, bias, sequence, head);
             let (mut p, mut dp) = SCRATCH.take();
             let size = QUERIES.min(nq) * nk;
             p.resize(p.len().max(size), 0.0);
             dp.resize(dp.len().max(size), 0.0);
-            let keys = k.operand(first_key, nk, column, dim);
-            let values = v.operand(first_key, nk, column, dim);
-            let (tk, tv) = (dk.at(first_key, column), dv.at(first_key, column));
-            if nq == 0 {
-                for j in 0..nk {
+            // With a window no block of queries meets all keys.
+            if nq == 0 || shape.window.is_some() {
+                for j in ks.start as usize..ks.end as usize {
                     // SAFETY: this task's rows and columns.
                     unsafe {
-                        std::slice::from_raw_parts_mut(dk.at(first_key + j, column), dim).fill(0.0);
-                        std::slice::from_raw_parts_mut(dv.at(first_key + j, column), dim).fill(0.0);
+                        std::slice::from_raw_parts_mut(dk.at(j, column), dim).fill(0.0);
+                        std::slice::from_raw_parts_mut(dv.at(j, column), dim).fill(0.0);
                     }
                 }
             }
             for i0 in (0..nq).step_by(QUERIES) {
                 let n = QUERIES.min(nq - i0);
                 let first = qs.start as usize + i0;
+                let band = band(shape, i0, n, nk);
+                let (first_key, nk) = (ks.start as usize + band.start, band.len());
+                let add = i0 > 0 || shape.window.is_some();
                 // SAFETY: as in `forward`.
                 unsafe {
+                    let keys = k.operand(first_key, nk, column, dim);
+                    let values = v.operand(first_key, nk, column, dim);
+                    let (tk, tv) = (dk.at(first_key, column), dv.at(first_key, column));
                     let queries = q.operand(first, n, column, dim);
                     let dys = dy.operand(first, n, column, dim);
                     product_raw(how, queries, keys.t(), p.as_mut_ptr(), nk, false);
                     product_raw(how, dys, values.t(), dp.as_mut_ptr(), nk, false);
                     for i in 0..n {
-                        let seen = visible(shape, i0 + i, nk);
+                        let seen = within(shape.visible(i0 + i, ks.len()), &band);
                         let (p, dp) = (&mut p[i * nk..(i + 1) * nk], &mut dp[i * nk..(i + 1) * nk]);
-                        bias.apply(isa, i0 + i, shape.scale as f32, &mut p[..seen]);
-                        weights_row(isa, &mut p[..seen], log_sum[(first + i) * heads + head]);
+                        for row in [&mut *p, &mut *dp] {
+                            row[..seen.start].fill(0.0);
+                            row[seen.end..].fill(0.0);
+                        }
+                        let (p, dp) = (&mut p[seen.clone()], &mut dp[seen]);
+                        bias.apply(isa, i0 + i, shape.scale as f32, p);
+                        weights_row(isa, p, log_sum[(first + i) * heads + head]);
                         let (a, b) = (y.row(first + i, column, dim), dy.row(first + i, column, dim));
                         let delta = dot_row(isa, a, b);
                         let key = shape.dropout.map(|d| (d.row((first + i) * heads + head), d));
                         if let Some((key, d)) = key {
-                            drop_row(isa, &mut dp[..seen], key, d.threshold, d.scale);
+                            drop_row(isa, dp, key, d.threshold, d.scale);
                         }
-                        slope_row(isa, &p[..seen], &mut dp[..seen], delta);
-                        bias.collect(isa, i0 + i, &dp[..seen]);
-                        scale_row(isa, &mut dp[..seen], shape.scale as f32);
+                        slope_row(isa, p, dp, delta);
+                        bias.collect(isa, i0 + i, dp);
+                        scale_row(isa, dp, shape.scale as f32);
                         if let Some((key, d)) = key {
-                            drop_row(isa, &mut p[..seen], key, d.threshold, d.scale);
+                            drop_row(isa, p, key, d.threshold, d.scale);
                         }
-                        p[seen..].fill(0.0);
-                        dp[seen..].fill(0.0);
                     }
                     let (weights, slopes) = (scratch(&p, n, nk), scratch(&dp, n, nk));
                     product_raw(how, slopes, keys, dq.at(first, column), dq.stride, false);
-                    product_raw(how, slopes.t(), queries, tk, dk.stride, i0 > 0);
-                    product_raw(how, weights.t(), dys, tv, dv.stride, i0 > 0);
+                    product_raw(how, slopes.t(), queries, tk, dk.stride, add);
+                    product_raw(how, weights.t(), dys, tv, dv.stride, add);
                 }
             }
             SCRATCH.set((p, dp));

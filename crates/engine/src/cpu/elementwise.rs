@@ -78,14 +78,25 @@ pub(super) fn gather(table: &[f32], width: usize, ids: &[u32], rows: &mut [f32])
     });
 }
 
+/// Rows one after the other, as an accumulation.
+pub(super) fn gather_add(isa: Isa, table: &[f32], width: usize, ids: &[u32], rows: &mut [f32]) {
+    assert_eq!(rows.len(), ids.len() * width);
+    rows.par_chunks_mut(width * 64).zip(ids.par_chunks(64)).for_each(|(rows, ids)| {
+        for (row, &id) in rows.chunks_exact_mut(width).zip(ids) {
+            add_block(isa, row, &table[id as usize * width..][..width]);
+        }
+    });
+}
+
+/// A matrix that tasks write by columns.
 #[derive(Clone, Copy)]
-struct Columns(*mut f32);
+pub(super) struct Columns(pub *mut f32);
 // SAFETY: each task adds to its own columns.
 unsafe impl Send for Columns {}
 unsafe impl Sync for Columns {}
 impl Columns {
     /// SAFETY: within the table, and no one else holds these elements.
-    unsafe fn at<'a>(self, offset: usize, len: usize) -> &'a mut [f32] {
+    pub(super) unsafe fn at<'a>(self, offset: usize, len: usize) -> &'a mut [f32] {
         unsafe { std::slice::from_raw_parts_mut(self.0.add(offset), len) }
     }
 }
@@ -171,9 +182,16 @@ fn relu<const F: bool>(x: f32) -> (f32, f32) {
     if x > 0.0 { (x, 1.0) } else { (0.0, 0.0) }
 }
 
-/// Value and derivative of every element of a row, into `value` and `slope`.
+/// Value and derivative of every element of a row, into `value` and `slope`; and the value alone.
 macro_rules! both {
-    ($name:ident, $f:ident) => {
+    ($name:ident, $values:ident, $f:ident) => {
+        kernel! {
+            fn $values(u: &[f32], value: &mut [f32]) {
+                for (u, v) in u.iter().zip(value) {
+                    *v = $f::<F>(*u).0;
+                }
+            }
+        }
         kernel! {
             fn $name(u: &[f32], value: &mut [f32], slope: &mut [f32]) {
                 for ((u, v), s) in u.iter().zip(value).zip(slope) {
@@ -183,10 +201,10 @@ macro_rules! both {
         }
     };
 }
-both!(gelu_tanh_row, gelu_tanh);
-both!(gelu_erf_row, gelu_erf);
-both!(silu_row, silu);
-both!(relu_row, relu);
+both!(gelu_tanh_row, gelu_tanh_values, gelu_tanh);
+both!(gelu_erf_row, gelu_erf_values, gelu_erf);
+both!(silu_row, silu_values, silu);
+both!(relu_row, relu_values, relu);
 
 fn activate(isa: Isa, kind: Activation, u: &[f32], value: &mut [f32], slope: &mut [f32]) {
     match kind {
@@ -194,6 +212,20 @@ fn activate(isa: Isa, kind: Activation, u: &[f32], value: &mut [f32], slope: &mu
         Activation::GeluTanh => gelu_tanh_row(isa, u, value, slope),
         Activation::GeluErf => gelu_erf_row(isa, u, value, slope),
         Activation::Silu => silu_row(isa, u, value, slope),
+    }
+}
+
+/// `y = act(u)`, or gated `act(u[..width]) * u[width..]`.
+pub(super) fn values(isa: Isa, kind: Activation, u: &[f32], width: usize, gated: bool, y: &mut [f32]) {
+    let first = &u[..width];
+    match kind {
+        Activation::Relu => relu_values(isa, first, y),
+        Activation::GeluTanh => gelu_tanh_values(isa, first, y),
+        Activation::GeluErf => gelu_erf_values(isa, first, y),
+        Activation::Silu => silu_values(isa, first, y),
+    }
+    if gated {
+        multiply(isa, y, &u[width..]);
     }
 }
 
@@ -229,18 +261,42 @@ pub(super) fn activation(
     let rows = block_rows(stored);
     y.par_chunks_mut(rows * width).zip(u.par_chunks(rows * stored)).enumerate().for_each(
         |(block, (y, u))| {
-            let mut slope = vec![0f32; width];
             for (i, (y, u)) in y.chunks_exact_mut(width).zip(u.chunks_exact(stored)).enumerate() {
-                activate(isa, kind, &u[..width], y, &mut slope);
-                if gated {
-                    multiply(isa, y, &u[width..]);
-                }
+                values(isa, kind, u, width, gated, y);
                 if let Some(d) = d {
                     dropout_row(isa, y, d.row(block * rows + i), d.threshold, d.scale);
                 }
             }
         },
     );
+}
+
+/// One row of the backward: `key` is the row's dropout, `scratch` holds three rows of the width of `dy`.
+pub(super) fn activate_backward(
+    isa: Isa,
+    kind: Activation,
+    u: &[f32],
+    gated: bool,
+    key: Option<((u32, u32), Dropout)>,
+    dy: &[f32],
+    du: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let width = dy.len();
+    let (value, rest) = scratch.split_at_mut(width);
+    let (slope, dropped) = rest.split_at_mut(width);
+    activate(isa, kind, &u[..width], value, slope);
+    dropped.copy_from_slice(dy);
+    if let Some((key, d)) = key {
+        dropout_row(isa, dropped, key, d.threshold, d.scale);
+    }
+    if gated {
+        let (a, b) = du.split_at_mut(width);
+        gate_backward(isa, value, slope, &u[width..], dropped, a, b);
+    } else {
+        du.copy_from_slice(slope);
+        multiply(isa, du, dropped);
+    }
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -261,22 +317,10 @@ pub(super) fn activation_backward(
     let inputs = u.par_chunks(rows * stored).zip(dy.par_chunks(rows * width));
     du.par_chunks_mut(rows * stored).zip(inputs).enumerate().for_each(|(block, (du, (u, dy)))| {
         let mut scratch = vec![0f32; 3 * width];
-        let (value, rest) = scratch.split_at_mut(width);
-        let (slope, dropped) = rest.split_at_mut(width);
         let per_row = du.chunks_exact_mut(stored).zip(u.chunks_exact(stored)).zip(dy.chunks_exact(width));
         for (i, ((du, u), dy)) in per_row.enumerate() {
-            activate(isa, kind, &u[..width], value, slope);
-            dropped.copy_from_slice(dy);
-            if let Some(d) = d {
-                dropout_row(isa, dropped, d.row(block * rows + i), d.threshold, d.scale);
-            }
-            if gated {
-                let (a, b) = du.split_at_mut(width);
-                gate_backward(isa, value, slope, &u[width..], dropped, a, b);
-            } else {
-                du.copy_from_slice(slope);
-                multiply(isa, du, dropped);
-            }
+            let key = d.map(|d| (d.row(block * rows + i), d));
+            activate_backward(isa, kind, u, gated, key, dy, du, &mut scratch);
         }
     });
 }

@@ -7,16 +7,20 @@
 mod adafactor;
 mod attention;
 mod attention_rows;
+mod bias;
 mod elementwise;
+mod encoder;
 #[cfg(target_arch = "x86_64")]
 mod few_rows;
 mod lanes;
+mod layer_norm;
 mod loss;
 pub mod math;
 mod norm;
 mod optimizer;
 mod packing;
 mod pool;
+mod pooling;
 mod product;
 #[cfg(target_arch = "x86_64")]
 mod product_amx;

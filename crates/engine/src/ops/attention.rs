@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use crate::device::{AttentionShape, Device, Heads, HeadsMut};
+use crate::device::{AttentionShape, Device, Heads, HeadsMut, Span};
 use crate::params::Param;
 use crate::tape::{Gradients, Node, Tape, Var};
 use crate::tensor::Tensor;
@@ -34,7 +34,7 @@ struct Attention<D: Device> {
 }
 
 impl<'p, D: Device> Tape<'p, D> {
-    /// Self-attention; `x` is `[tokens, 3 * heads * head_dim]` (query, key, value), `bias` a table
+    /// Self-attention, where a sequence may have fewer keys than queries; `x` is `[tokens, 3 * heads * head_dim]` (query, key, value), `bias` a table
     /// `[buckets, heads]` read through `shape.buckets`. Result: `[tokens, heads * head_dim]`.
     pub fn self_attention(&mut self, x: &Var<D>, bias: Option<Param>, shape: &Rc<AttentionShape>) -> Var<D> {
         assert_eq!(x.tensor.columns, 3 * shape.heads * shape.head_dim);
@@ -83,12 +83,22 @@ impl<'p, D: Device> Node<'p, D> for Attention<D> {
         };
         let device = &tape.device;
         let table = self.bias.map(|b| tape.parameter(b));
+        // The kernel writes the rows of spans; a row of none has no gradient.
+        let (queries, keys) = (&self.shape.queries, &self.shape.keys);
+        let fresh = |v: &Var<D>, whole: bool| {
+            let t = &v.tensor;
+            if whole {
+                Tensor::scratch(device, t.rows, t.columns)
+            } else {
+                Tensor::zeros(device, t.rows, t.columns)
+            }
+        };
+        let covers = |spans: &[Span], v: &Var<D>| spans.iter().map(Span::len).sum::<usize>() == v.tensor.rows;
         let mut grads: Vec<Tensor<D>> = match &self.inputs {
-            Inputs::Fused(x) => vec![Tensor::scratch(device, x.tensor.rows, x.tensor.columns)],
-            Inputs::Split { query, key_value } => [query, key_value]
-                .map(|v| Tensor::scratch(device, v.tensor.rows, v.tensor.columns))
-                .into_iter()
-                .collect(),
+            Inputs::Fused(x) => vec![fresh(x, covers(queries, x) && covers(keys, x))],
+            Inputs::Split { query, key_value } => {
+                vec![fresh(query, covers(queries, query)), fresh(key_value, covers(keys, key_value))]
+            }
         };
         let dx = match grads.as_mut_slice() {
             [x] => HeadsMut::Fused(x.view_mut()),

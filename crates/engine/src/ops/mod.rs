@@ -4,9 +4,15 @@
 pub mod attention;
 pub mod cross_entropy;
 pub mod embedding;
+pub mod embedding_sum;
 pub mod feed_forward;
+pub mod feed_forward_end;
 pub mod inject;
+pub mod layer_norm;
 pub mod linear;
+pub mod linear_bias;
 pub mod norm;
+pub mod pooling;
 pub mod residual;
+pub mod rotary;
 pub mod state_attention;

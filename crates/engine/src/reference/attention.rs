@@ -64,7 +64,8 @@ fn each_row(inputs: &Inputs<'_>, bias: Option<&[f64]>, shape: &AttentionShape, m
                 let query = queries.start as usize + i;
                 let mut row = Row { query, head, keys: vec![], table: vec![], scores: vec![] };
                 for j in 0..keys.len() {
-                    if shape.causal && j > i + shape.first_query {
+                    let (here, there) = (i + shape.first_query, j);
+                    if shape.causal && there > here || shape.window.is_some_and(|w| here.abs_diff(there) > w) {
                         continue;
                     }
                     let key = keys.start as usize + j;
@@ -108,7 +109,7 @@ pub(super) fn forward(
     });
 }
 
-/// Dropout's factor on the weight of packed row `key`; its column is the key's row within the sequence.
+/// Dropout's factor on the weight of packed row `key`; its column counts from the first key that is seen.
 fn dropped(shape: &AttentionShape, row: &Row, key: usize) -> f64 {
     factor(shape.dropout, row.query * shape.heads + row.head, key - row.keys[0])
 }

@@ -2,6 +2,7 @@
 //! and not from the CPU's code. It is the oracle of the tests, and small enough to be checked by reading.
 
 mod attention;
+mod encoder;
 mod optimizer;
 mod rows;
 mod state_attention;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tercio_engine::random::key;
 use tercio_engine::{Activation, AttentionShape, Dropout, RelativeBuckets, Span};
 
+use super::encoder::encoder_cases;
 use super::{Case, Op};
 
 /// Sizes that a list of cases is made for.
@@ -45,7 +46,7 @@ fn buckets(key_positions: Option<Vec<u32>>) -> Option<Arc<RelativeBuckets>> {
     Some(Arc::new(RelativeBuckets { bucket, zero: 6, buckets: BUCKETS, key_positions }))
 }
 
-fn self_shape(s: &Sizes) -> AttentionShape {
+pub fn self_shape(s: &Sizes) -> AttentionShape {
     AttentionShape {
         heads: s.heads,
         head_dim: s.head_dim,
@@ -53,6 +54,7 @@ fn self_shape(s: &Sizes) -> AttentionShape {
         keys: spans(s.lengths.iter().copied()),
         first_query: 0,
         causal: false,
+        window: None,
         scale: 1.0,
         buckets: None,
         dropout: None,
@@ -232,6 +234,7 @@ pub fn cases(s: &Sizes) -> Vec<Case> {
         let inputs = vec![(pair(|p| p.0), width), (pair(|p| p.1), width)];
         add(format!("{name}decoder"), decoder(s, recompute), decoder_parameters(s), inputs);
     }
+    cases.extend(encoder_cases(s));
     cases
 }
 

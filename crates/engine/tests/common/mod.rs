@@ -2,12 +2,15 @@
 //! operations have in common.
 
 pub mod cases;
+pub mod encoder;
 
 use std::rc::Rc;
 
 use tercio_engine::params::{Arena, Layout, Param};
 use tercio_engine::random::{key, normal};
 use tercio_engine::{Activation, AttentionShape, Device, Draw, Tape, Tensor, Var};
+
+use encoder::EncoderOp;
 
 /// What a case runs. `drop` is a dropout probability, keyed by the tape.
 #[derive(Clone)]
@@ -58,6 +61,8 @@ pub enum Op {
         drop: f64,
         recompute: bool,
     },
+    /// An operation of encoders.
+    Of(EncoderOp),
 }
 
 /// An operation, the sizes of its parameters and inputs, and a seed for their values.
@@ -216,6 +221,7 @@ impl Op {
                     tape.state_attention(&x[0], &x[1], p[0], p[1], bias, &shape)
                 }
             }
+            Op::Of(op) => op.apply(tape, p, x),
             Op::CrossEntropy { .. } => unreachable!("is a root"),
             Op::Encoder { shape, drop, recompute } => {
                 let (mut h, drop) = (x[0].clone(), *drop);
