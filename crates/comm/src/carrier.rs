@@ -39,8 +39,8 @@ pub trait Carrier: Send {
     fn abandon(&mut self) {}
 }
 
-/// What a carrier is opened with; every file below `carrier` has an
-/// `open(&Opening) -> Result<Box<dyn Carrier>, CommError>`, called on all ranks at the same time.
+/// What a carrier is opened with; every file below `carrier` has an `open(&Opening, ...)`, called on all ranks at the same
+/// time.
 #[derive(Clone, Debug)]
 pub struct Opening {
     /// This rank.
@@ -53,11 +53,16 @@ pub struct Opening {
     pub partners: Vec<usize>,
     /// Hosts by rank.
     pub hosts: Vec<String>,
-    /// The secret of the run: for names in shared places, only through a hash.
+    /// The secret of the run.
     pub secret: String,
+    /// Drawn by rank 0 for this start alone: what is named after it belongs to no other start, dead or alive.
+    pub start: String,
     /// When opening has to be done.
     pub deadline: Instant,
 }
+
+/// Asked every now and then while a rank waits for others to open theirs: an error ends the wait.
+pub type Alive<'a> = &'a dyn Fn() -> Result<(), CommError>;
 
 /// Opens the carrier through MPI.
 #[cfg(feature = "mpi")]

@@ -36,6 +36,9 @@ pub enum CommError {
     /// The ranks did not find each other.
     #[error("{0}")]
     Rendezvous(String),
+    /// This process was asked to end before the ranks had met ([`crate::World::join_unless`]); nothing is lost.
+    #[error("{0}")]
+    Stopped(String),
     /// A rank sent what it should not: versions differ, or ranks are not in step.
     #[error("{0}")]
     Protocol(String),

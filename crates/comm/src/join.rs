@@ -8,12 +8,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::carrier::{self, Carrier, Opening, partners};
+use crate::carrier::{self, Alive, Carrier, Opening, partners};
 use crate::collective::link::{Costs, Link};
 use crate::control::message::{Take, host_name, put_bytes};
 use crate::control::{Control, listen_anywhere, own_address};
 use crate::error::CommError;
 use crate::place::Place;
+use crate::secret::{self, hex};
 use crate::settings::{Backend, Settings};
 
 /// What a rank says of itself.
@@ -24,6 +25,8 @@ struct Card {
     backend: String,
     address: Option<IpAddr>,
     port: u16,
+    /// Drawn for this start; rank 0's names it.
+    start: secret::Nonce,
 }
 
 impl Card {
@@ -34,6 +37,7 @@ impl Card {
         }
         put_bytes(&mut out, self.address.map(|ip| ip.to_string()).unwrap_or_default().as_bytes());
         put_bytes(&mut out, &self.port.to_le_bytes());
+        out.extend_from_slice(&self.start);
         out
     }
     fn read(bytes: &[u8]) -> Option<Card> {
@@ -44,6 +48,7 @@ impl Card {
             backend: take.text()?,
             address: take.text()?.parse().ok(),
             port: u16::from_le_bytes(take.bytes()?.try_into().ok()?),
+            start: take.array()?,
         })
     }
 }
@@ -61,9 +66,20 @@ pub(crate) struct Joined {
     pub costs: Arc<Costs>,
 }
 
-/// Joins the ranks of `place`.
-pub(crate) fn join(place: &Place, settings: &Settings) -> Result<Joined, CommError> {
+/// Joins the ranks of `place`, unless this process is asked to end before all are there.
+pub(crate) fn join(
+    place: &Place,
+    settings: &Settings,
+    asked_to_end: &dyn Fn() -> bool,
+) -> Result<Joined, CommError> {
     check(place, settings)?;
+    let stopped = || {
+        CommError::Stopped(format!(
+            "rank {} was asked to end before all ranks had met at {}",
+            place.rank, place.meeting
+        ))
+    };
+    let alive = || if asked_to_end() { Err(stopped()) } else { Ok(()) };
     let deadline = Instant::now() + settings.join_timeout;
     // Before the meeting, so that nobody is told a port where nobody listens.
     let listener = listen_anywhere(settings)?;
@@ -71,13 +87,14 @@ pub(crate) fn join(place: &Place, settings: &Settings) -> Result<Joined, CommErr
         .local_addr()
         .map_err(|source| CommError::Io { what: "asking for the own data port".into(), source })?
         .port();
-    let control = Arc::new(Control::meet(place, settings, deadline)?);
-    let result = connect(place, settings, deadline, listener, port, &control);
+    let control = Arc::new(Control::meet(place, settings, deadline, &alive)?);
+    let result = connect(place, settings, deadline, listener, port, &control, &alive);
     if let Err(e) = &result {
         // Nothing where the run is over already.
         control.fail(&e.to_string());
     }
-    result
+    // Where all were asked to, the word of the first one must not look like a failure to the others.
+    result.map_err(|e| if asked_to_end() { stopped() } else { e })
 }
 
 fn check(place: &Place, settings: &Settings) -> Result<(), CommError> {
@@ -113,7 +130,10 @@ fn connect(
     listener: std::net::TcpListener,
     port: u16,
     control: &Arc<Control>,
+    asked: Alive<'_>,
 ) -> Result<Joined, CommError> {
+    let alive: Alive<'_> = &|| control.board.check().and_then(|()| asked());
+
     let own = Card {
         host: host_name(),
         boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().into(),
@@ -121,9 +141,10 @@ fn connect(
         // Rank 0 is where the others met it.
         address: own_address(settings)?.or((place.rank > 0).then_some(control.here)),
         port,
+        start: secret::nonce()?,
     };
     let cards: Vec<Card> = control
-        .exchange(CARDS, own.write(), deadline)?
+        .exchange(CARDS, own.write(), deadline, alive)?
         .iter()
         .enumerate()
         .map(|(rank, bytes)| {
@@ -146,6 +167,7 @@ fn connect(
         partners: partners(place.rank, place.world_size),
         hosts: hosts.to_vec(),
         secret: place.secret.clone(),
+        start: hex(&cards[0].start),
         deadline,
     };
     let address = |peer: usize| {
@@ -162,22 +184,24 @@ fn connect(
         .map_err(|source| CommError::Io { what: "keeping the own data port open".into(), source })?;
     let tcp = |partners: Vec<usize>, listener| {
         let opening = Opening { partners, ..opening.clone() };
-        carrier::tcp::open(&opening, listener, &address, &control.board)
+        carrier::tcp::open(&opening, alive, listener, &address)
     };
     let all = || opening.partners.clone();
     let shared = match (settings.backend, sharing(&cards)) {
-        (Backend::Mpi, _) => Some(agree(control, OPENED, deadline, carrier::open_mpi(&opening))?),
-        (Backend::Local, _) => Some(agree(control, OPENED, deadline, carrier::local::open(&opening))?),
-        (Backend::Auto, Sharing::All) => try_all(control, deadline, carrier::local::open(&opening))?,
+        (Backend::Mpi, _) => Some(agree(control, deadline, alive, carrier::open_mpi(&opening))?),
+        (Backend::Local, _) => Some(agree(control, deadline, alive, carrier::local::open(&opening, alive))?),
+        (Backend::Auto, Sharing::All) => {
+            try_all(control, deadline, alive, carrier::local::open(&opening, alive))?
+        }
         (Backend::Auto, Sharing::Some) => {
             let far = tcp(carrier::mixed::far_partners(&opening), listener)?;
-            try_all(control, deadline, carrier::mixed::open(&opening, far))?
+            try_all(control, deadline, alive, carrier::mixed::open(&opening, alive, far))?
         }
         _ => None,
     };
     let carrier = match shared {
         Some(carrier) => carrier,
-        None => agree(control, OPENED, deadline, tcp(all(), second))?,
+        None => agree(control, deadline, alive, tcp(all(), second))?,
     };
     let costs = Arc::new(Costs::default());
     let link = Link::new(
@@ -217,12 +241,12 @@ fn sharing(cards: &[Card]) -> Sharing {
 /// Goes on when all ranks opened their carrier.
 fn agree(
     control: &Control,
-    step: u32,
     deadline: Instant,
+    alive: Alive<'_>,
     opened: Result<Box<dyn Carrier>, CommError>,
 ) -> Result<Box<dyn Carrier>, CommError> {
     let carrier = opened?;
-    control.exchange(step, Vec::new(), deadline)?;
+    control.exchange(OPENED, Vec::new(), deadline, alive)?;
     Ok(carrier)
 }
 
@@ -230,10 +254,11 @@ fn agree(
 fn try_all(
     control: &Control,
     deadline: Instant,
+    alive: Alive<'_>,
     opened: Result<Box<dyn Carrier>, CommError>,
 ) -> Result<Option<Box<dyn Carrier>>, CommError> {
     let word = opened.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let all = control.exchange(SHARED_MEMORY, word.into_bytes(), deadline)?;
+    let all = control.exchange(SHARED_MEMORY, word.into_bytes(), deadline, alive)?;
     match all.iter().position(|word| !word.is_empty()) {
         None => Ok(opened.ok()),
         Some(rank) => {
@@ -249,7 +274,14 @@ mod tests {
     use super::*;
 
     fn card(host: &str, boot: &str) -> Card {
-        Card { host: host.into(), boot: boot.into(), backend: "auto".into(), address: None, port: 1 }
+        Card {
+            host: host.into(),
+            boot: boot.into(),
+            backend: "auto".into(),
+            address: None,
+            port: 1,
+            start: [7; 32],
+        }
     }
 
     #[test]
@@ -265,6 +297,7 @@ mod tests {
         let own = Card { address: Some("::1".parse().unwrap()), ..card("a", "1") };
         let read = Card::read(&own.write()).unwrap();
         assert_eq!((&read.host, &read.boot, read.address, read.port), (&own.host, &own.boot, own.address, 1));
+        assert_eq!(read.start, own.start);
         assert!(Card::read(&own.write()[..10]).is_none());
     }
 }

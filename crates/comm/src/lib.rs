@@ -38,6 +38,7 @@ pub mod settings;
 pub mod slurm;
 pub mod world;
 
+pub use control::message::host_name;
 pub use error::CommError;
 pub use number::Number;
 pub use place::Place;

@@ -9,12 +9,17 @@ pub(crate) type Nonce = [u8; 32];
 /// A message authentication code.
 pub(crate) type Mac = [u8; 32];
 
-/// A fresh nonce from the operating system.
+/// A fresh nonce.
 pub(crate) fn nonce() -> Result<Nonce, CommError> {
-    let mut nonce = [0u8; 32];
+    random()
+}
+
+/// Random bytes from the operating system.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], CommError> {
+    let mut bytes = [0u8; N];
     let mut filled = 0;
-    while filled < nonce.len() {
-        match rustix::rand::getrandom(&mut nonce[filled..], rustix::rand::GetRandomFlags::empty()) {
+    while filled < N {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
             Ok(n) => filled += n,
             Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
@@ -25,7 +30,12 @@ pub(crate) fn nonce() -> Result<Nonce, CommError> {
             }
         }
     }
-    Ok(nonce)
+    Ok(bytes)
+}
+
+/// Two hexadecimal digits a byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// HMAC-SHA256 (RFC 2104) of `parts`; each part goes in with its length, so that no two lists of parts are the same text.
@@ -57,10 +67,6 @@ pub(crate) fn same(a: &Mac, b: &Mac) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|b| format!("{b:02x}")).collect()
-    }
 
     /// RFC 4231, cases 2 and 6.
     #[test]

@@ -76,10 +76,22 @@ impl World {
     /// The ranks did not find each other within [`Settings::join_timeout`]; they are not of one run (secret, version,
     /// number of ranks, a rank twice); the meeting port is taken; the backend does not work here.
     pub fn join(place: &Place, settings: &Settings) -> Result<World, CommError> {
+        World::join_unless(place, settings, &|| false)
+    }
+    /// As [`World::join`], unless `asked_to_end` says so before all are there: for a process whose signals do not end it by
+    /// themselves. Asked about ten times a second; the other ranks are told.
+    ///
+    /// # Errors
+    /// [`CommError::Stopped`] then; as [`World::join`].
+    pub fn join_unless(
+        place: &Place,
+        settings: &Settings,
+        asked_to_end: &dyn Fn() -> bool,
+    ) -> Result<World, CommError> {
         if place.world_size == 1 {
             return Ok(World::of(place.clone(), Arc::new(vec![host_name()]), None));
         }
-        let joined = join::join(place, settings)?;
+        let joined = join::join(place, settings, asked_to_end)?;
         let hosts = joined.hosts.clone();
         Ok(World::of(place.clone(), hosts, Some(Ranks::new(joined)?)))
     }

@@ -70,6 +70,7 @@ fn own_opening() -> Opening {
         partners: partners(rank, size),
         hosts: vec!["here".into(); size],
         secret: "secret".into(),
+        start: "a start".into(),
         deadline: Instant::now() + PATIENCE,
     }
 }

@@ -84,10 +84,13 @@ impl Rank {
     }
 }
 
+fn start(size: usize, meeting: &str, backend: Backend, lost_after: Duration) -> Vec<Rank> {
+    (0..size).map(|rank| Rank::start(rank, size, meeting, backend, lost_after)).collect()
+}
+
 fn world(size: usize, backend: Backend, lost_after: Duration) -> Vec<Rank> {
     let meeting = format!("127.0.0.1:{}", free_port("127.0.0.1"));
-    let mut ranks: Vec<_> =
-        (0..size).map(|rank| Rank::start(rank, size, &meeting, backend, lost_after)).collect();
+    let mut ranks = start(size, &meeting, backend, lost_after);
     ranks.iter_mut().for_each(|rank| drop(rank.line("update 3")));
     ranks
 }
@@ -160,5 +163,20 @@ fn a_rank_that_stops_for_a_while_is_waited_for() {
         while rank.seen.len() < reached {
             rank.line("update");
         }
+    }
+}
+
+/// Starts of one secret and one meeting place, killed in every moment of their meeting: the next one has nothing of theirs.
+#[test]
+fn what_died_while_it_met_is_not_met() {
+    let meeting = format!("127.0.0.1:{}", free_port("127.0.0.1"));
+    for backend in [Backend::Local, Backend::Tcp] {
+        for moment in 0..15 {
+            let ranks = start(3, &meeting, backend, Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(4 * moment));
+            drop(ranks);
+        }
+        let mut ranks = start(3, &meeting, backend, Duration::from_secs(60));
+        ranks.iter_mut().for_each(|rank| drop(rank.line("update 3")));
     }
 }

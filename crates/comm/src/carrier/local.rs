@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use super::{Carrier, Opening};
+use super::{Alive, Carrier, Opening};
 use crate::error::CommError;
 use segment::{Mapping, Segment};
 
@@ -57,7 +57,7 @@ pub(super) struct Local {
 /// # Errors
 /// They are not; shared memory is missing, too small, or not shared by all of them. Where one rank gets an error the others
 /// may not: they must tell each other before they rely on it.
-pub fn open(opening: &Opening) -> Result<Box<dyn Carrier>, CommError> {
+pub fn open(opening: &Opening, alive: Alive<'_>) -> Result<Box<dyn Carrier>, CommError> {
     let host = &opening.hosts[opening.rank];
     if let Some(other) = opening.hosts.iter().position(|other| other != host) {
         return Err(CommError::Place(format!(
@@ -65,35 +65,30 @@ pub fn open(opening: &Opening) -> Result<Box<dyn Carrier>, CommError> {
             opening.rank, opening.hosts[other]
         )));
     }
-    Ok(Box::new(Local::of_host(opening)?))
+    Ok(Box::new(Local::of_host(opening, alive)?))
 }
 
 impl Local {
     /// Meets the ranks of this rank's host.
-    pub(super) fn of_host(opening: &Opening) -> Result<Local, CommError> {
+    pub(super) fn of_host(opening: &Opening, alive: Alive<'_>) -> Result<Local, CommError> {
         let host = &opening.hosts[opening.rank];
         let ranks: Vec<usize> = (0..opening.size).filter(|rank| opening.hosts[*rank] == *host).collect();
         let until = opening.deadline.min(Instant::now() + MEETING);
-        Local::join(
-            Path::new("/dev/shm"),
-            &opening.secret,
-            opening.rank,
-            &ranks,
-            &opening.partners,
-            RING,
-            until,
-        )
+        let session = [&*opening.secret, &*opening.start];
+        let partners = &opening.partners;
+        Local::join(Path::new("/dev/shm"), session, opening.rank, &ranks, partners, RING, until, alive)
     }
 
     /// Rings to `partners` are reserved here, so that too little shared memory is seen now and not in mid-run.
     fn join(
         folder: &Path,
-        session: &str,
+        session: [&str; 2],
         rank: usize,
         ranks: &[usize],
         partners: &[usize],
         ring: usize,
         until: Instant,
+        alive: Alive<'_>,
     ) -> Result<Local, CommError> {
         let Ok(slot) = ranks.binary_search(&rank) else {
             return Err(CommError::Place(format!(
@@ -102,15 +97,12 @@ impl Local {
         };
         let ends = || ranks.iter().map(|_| End::default()).collect::<Vec<_>>();
         let spin = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > ranks.len());
-        loop {
-            let segment = Segment::open(folder, session, rank, ranks, ring, until)?;
-            let mut local =
-                Local { rank, slot, ranks: ranks.to_vec(), segment, sends: ends(), receives: ends(), spin };
-            let ready = local.reserve(partners);
-            if local.segment.meet(ready, ranks, until)? {
-                return Ok(local);
-            }
-        }
+        let segment = Segment::open(folder, session, rank, ranks, ring, until, alive)?;
+        let mut local =
+            Local { rank, slot, ranks: ranks.to_vec(), segment, sends: ends(), receives: ends(), spin };
+        let ready = local.reserve(partners);
+        local.segment.meet(ready, ranks, until, alive)?;
+        Ok(local)
     }
 
     fn reserve(&mut self, partners: &[usize]) -> Result<(), CommError> {

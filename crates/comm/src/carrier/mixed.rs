@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::local::Local;
-use super::{Carrier, Opening};
+use super::{Alive, Carrier, Opening};
 use crate::error::CommError;
 
 /// How long one of the two is waited for while the other may have something too.
@@ -18,8 +18,12 @@ struct Mixed {
 ///
 /// # Errors
 /// As [`super::local::open`].
-pub fn open(opening: &Opening, far: Box<dyn Carrier>) -> Result<Box<dyn Carrier>, CommError> {
-    Ok(Box::new(Mixed { near: Local::of_host(opening)?, far }))
+pub fn open(
+    opening: &Opening,
+    alive: Alive<'_>,
+    far: Box<dyn Carrier>,
+) -> Result<Box<dyn Carrier>, CommError> {
+    Ok(Box::new(Mixed { near: Local::of_host(opening, alive)?, far }))
 }
 
 /// The partners on other hosts.
@@ -86,6 +90,7 @@ mod tests {
             partners: vec![0, 3],
             hosts: ["a", "a", "b", "b"].map(String::from).to_vec(),
             secret: "secret".into(),
+            start: "a start".into(),
             deadline: Instant::now(),
         };
         assert_eq!(far_partners(&opening), [3]);

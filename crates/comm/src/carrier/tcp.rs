@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::{Carrier, Opening};
-use crate::control::Board;
+use super::{Alive, Carrier, Opening};
 use crate::control::conn::sleep_on;
 use crate::control::handshake::{self, Door, Miss};
 use crate::control::message::{Identity, Purpose};
@@ -25,21 +24,21 @@ struct Tcp {
 /// A partner is not reached before the deadline; the run is over.
 pub(crate) fn open(
     opening: &Opening,
+    alive: Alive<'_>,
     listener: TcpListener,
     address: &dyn Fn(usize) -> SocketAddr,
-    board: &Board,
 ) -> Result<Box<dyn Carrier>, CommError> {
     let mut streams = BTreeMap::new();
     let identity = Identity::own(Purpose::Data, opening.rank, opening.size)?;
     for peer in opening.partners.iter().copied().filter(|peer| *peer < opening.rank) {
-        streams.insert(peer, connect(opening, peer, address(peer), &identity, board)?);
+        streams.insert(peer, connect(opening, alive, peer, address(peer), &identity)?);
     }
     let mut door = Door::new(listener, &opening.secret)?;
     let missing = |streams: &BTreeMap<usize, TcpStream>| {
         opening.partners.iter().copied().find(|peer| !streams.contains_key(peer))
     };
     while let Some(peer) = missing(&streams) {
-        board.check()?;
+        alive()?;
         if Instant::now() > opening.deadline {
             return Err(CommError::Rendezvous(format!(
                 "rank {peer} on host {} did not connect to rank {} on host {}: look whether a firewall is between them, and at the setting interface",
@@ -73,16 +72,16 @@ pub(crate) fn open(
 
 fn connect(
     opening: &Opening,
+    alive: Alive<'_>,
     peer: usize,
     address: SocketAddr,
     identity: &Identity,
-    board: &Board,
 ) -> Result<TcpStream, CommError> {
     let identity = Identity { to: peer as u32, ..identity.clone() };
     let mut pause = Duration::from_millis(10);
     loop {
-        board.check()?;
-        let why = match handshake::connect(address, &opening.secret, &identity, opening.deadline) {
+        alive()?;
+        let why = match handshake::connect(address, &opening.secret, &identity, opening.deadline, alive) {
             Ok(conn) => return Ok(conn.into_stream()),
             Err(Miss::Later(why) | Miss::Secret(why) | Miss::Final(why)) => why,
         };

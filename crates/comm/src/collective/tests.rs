@@ -69,7 +69,7 @@ fn errors(at: usize, cut: bool) -> Vec<String> {
             secret: "secret".into(),
             starter: Starter::Launch,
         };
-        let Joined { control, mut link, .. } = join(&place, &settings).unwrap();
+        let Joined { control, mut link, .. } = join(&place, &settings, &|| false).unwrap();
         if rank == 1 {
             link.carrier = Box::new(Bad { inner: link.carrier, count: 0, at, cut });
         }

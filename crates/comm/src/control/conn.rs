@@ -8,7 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::message::{Message, PREFIX, STRANGER_LIMIT};
+use crate::carrier::Alive;
 use crate::error::CommError;
+
+/// How often a rank that waits looks whether it still should.
+pub(crate) const LOOK: Duration = Duration::from_millis(100);
 
 /// A connection that speaks [`Message`]s.
 pub(crate) struct Conn {
@@ -137,8 +141,8 @@ impl Conn {
     /// follows the other.
     ///
     /// # Errors
-    /// In words: closed, broken, silent.
-    pub(crate) fn next(&mut self, deadline: Instant) -> Result<Message, String> {
+    /// In words: closed, broken, silent; what `alive` says.
+    pub(crate) fn next(&mut self, deadline: Instant, alive: Alive<'_>) -> Result<Message, String> {
         loop {
             self.flush();
             let mut messages = self.receive();
@@ -154,8 +158,9 @@ impl Conn {
             if left.is_zero() {
                 return Err("it does not answer".into());
             }
+            alive().map_err(|e| e.to_string())?;
             let mut fds = [self.poll_fd()];
-            sleep_on(&mut fds, left.min(Duration::from_secs(1))).map_err(|e| e.to_string())?;
+            sleep_on(&mut fds, left.min(LOOK)).map_err(|e| e.to_string())?;
         }
     }
 }
@@ -168,6 +173,14 @@ pub(crate) fn sleep_on(fds: &mut [PollFd<'_>], most: Duration) -> Result<(), Com
     match poll(fds, Some(&most)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(e) => Err(CommError::Io { what: "waiting for the other ranks".into(), source: e.into() }),
+    }
+}
+
+/// As [`sleep_on`], for a thread that cannot end: where the system refuses, it says so and rests a little.
+pub(crate) fn sleep_or_rest(fds: &mut [PollFd<'_>], most: Duration) {
+    if let Err(e) = sleep_on(fds, most) {
+        tracing::warn!("{e}");
+        std::thread::sleep(LOOK);
     }
 }
 

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::conn::Conn;
 use super::message::{Identity, Message, PROTOCOL, RANK_LIMIT, Refusal};
+use crate::carrier::Alive;
 use crate::error::CommError;
 use crate::secret::{self, Mac, Nonce};
 
@@ -37,6 +38,7 @@ pub(crate) fn connect(
     secret: &str,
     identity: &Identity,
     deadline: Instant,
+    alive: Alive<'_>,
 ) -> Result<Conn, Miss> {
     let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&address, left.min(Duration::from_secs(5)))
@@ -50,7 +52,7 @@ pub(crate) fn connect(
     let deadline = deadline.min(Instant::now() + 3 * PATIENCE);
     let own: Nonce = secret::nonce().map_err(|e| Miss::Final(e.to_string()))?;
     conn.send(&Message::Hello { protocol: PROTOCOL, nonce: own });
-    let theirs = match conn.next(deadline).map_err(Miss::Later)? {
+    let theirs = match conn.next(deadline, alive).map_err(Miss::Later)? {
         Message::Challenge { nonce } => nonce,
         Message::Refused { reason, .. } => return Err(Miss::Final(reason)),
         _ => return Err(Miss::Later("it does not answer as a rank does".into())),
@@ -60,7 +62,7 @@ pub(crate) fn connect(
         mac: secret::mac(secret, &[b"who connects", &own, &theirs, &said]),
         identity: said.clone(),
     });
-    match conn.next(deadline).map_err(Miss::Later)? {
+    match conn.next(deadline, alive).map_err(Miss::Later)? {
         Message::Welcome { mac }
             if secret::same(&mac, &secret::mac(secret, &[b"who listens", &own, &theirs, &said])) =>
         {
@@ -247,6 +249,8 @@ mod tests {
         })
     }
 
+    const ALIVE: Alive<'static> = &|| Ok(());
+
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(60)
     }
@@ -254,10 +258,10 @@ mod tests {
     #[test]
     fn who_knows_the_secret_gets_in_as_who_it_is() {
         let own = Identity::own(Purpose::Data, 3, 8).unwrap();
-        let (came, result) = meet(|address| connect(address, "secret", &own, soon()));
+        let (came, result) = meet(|address| connect(address, "secret", &own, soon(), ALIVE));
         assert!(result.is_ok());
         assert_eq!(came, std::slice::from_ref(&own));
-        let (came, result) = meet(|address| connect(address, "other", &own, soon()));
+        let (came, result) = meet(|address| connect(address, "other", &own, soon(), ALIVE));
         assert!(matches!(result, Err(Miss::Secret(_))));
         assert_eq!(came, []);
     }
@@ -267,7 +271,7 @@ mod tests {
         let (came, answer) = meet(|address| {
             let mut conn = Conn::new(TcpStream::connect(address).unwrap()).unwrap();
             conn.send(&Message::Hello { protocol: PROTOCOL + 1, nonce: [0; 32] });
-            conn.next(soon()).unwrap()
+            conn.next(soon(), ALIVE).unwrap()
         });
         assert_eq!(came, []);
         let Message::Refused { refusal: Refusal::Final, reason } = answer else { panic!("{answer:?}") };
@@ -280,11 +284,11 @@ mod tests {
         let (came, answer) = meet(|address| {
             let mut conn = Conn::new(TcpStream::connect(address).unwrap()).unwrap();
             conn.send(&Message::Hello { protocol: PROTOCOL, nonce: [1; 32] });
-            let Message::Challenge { nonce } = conn.next(soon()).unwrap() else { panic!() };
+            let Message::Challenge { nonce } = conn.next(soon(), ALIVE).unwrap() else { panic!() };
             let mac = secret::mac("secret", &[b"who connects", &[1; 32], &nonce, &own.write()]);
             let said = Identity { rank: 4, ..own.clone() }.write();
             conn.send(&Message::Proof { mac, identity: said });
-            conn.next(soon()).unwrap()
+            conn.next(soon(), ALIVE).unwrap()
         });
         assert_eq!(came, []);
         assert!(matches!(answer, Message::Refused { refusal: Refusal::Secret, .. }));
@@ -297,13 +301,13 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 let mut conn = Conn::new(listener.accept().unwrap().0).unwrap();
-                conn.next(soon()).unwrap();
+                conn.next(soon(), ALIVE).unwrap();
                 conn.send(&Message::Challenge { nonce: [7; 32] });
-                conn.next(soon()).unwrap();
+                conn.next(soon(), ALIVE).unwrap();
                 conn.send(&Message::Welcome { mac: [7; 32] });
             });
             let own = Identity::own(Purpose::Control, 1, 2).unwrap();
-            assert!(matches!(connect(address, "secret", &own, soon()), Err(Miss::Secret(_))));
+            assert!(matches!(connect(address, "secret", &own, soon(), ALIVE), Err(Miss::Secret(_))));
         });
     }
 
@@ -312,7 +316,7 @@ mod tests {
         let own = Identity::own(Purpose::Data, 3, 8).unwrap();
         let (came, result) = meet(|address| {
             let crowd: Vec<_> = (0..200).map(|_| TcpStream::connect(address)).collect();
-            let result = connect(address, "secret", &own, soon());
+            let result = connect(address, "secret", &own, soon(), ALIVE);
             drop(crowd);
             result
         });

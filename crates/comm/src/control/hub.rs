@@ -1,16 +1,17 @@
 //! Rank 0's side of the control plane: takes the ranks in, hears them all, and says who was lost.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::board::{Board, Verdict};
-use super::conn::{Conn, sleep_on};
+use super::conn::{Conn, LOOK, sleep_or_rest};
 use super::handshake::{Door, Newcomer};
 use super::message::{Identity, Message, Purpose, host_name};
-use super::{Command, Commands, beat_every, listen, parse_meeting, show};
+use super::pulse::Pulse;
+use super::{Command, Commands, listen, own_side, parse_meeting, show};
+use crate::carrier::Alive;
 use crate::error::CommError;
 use crate::place::Place;
 use crate::settings::Settings;
@@ -62,21 +63,17 @@ impl Hub {
         deadline: Instant,
         board: Arc<Board>,
         commands: Arc<Commands>,
+        alive: Alive<'_>,
     ) -> Result<Hub, CommError> {
         let (host, port) = parse_meeting(&place.meeting)?;
-        // Only an explicit loopback keeps others out: a host's own name often means 127.0.1.1 on the host itself. The setting
-        // `interface` is for the data: the meeting place is where the others look for it.
-        let address = match host.as_str() {
-            "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
-            other => other.parse().ok().filter(IpAddr::is_loopback),
-        };
         let since = Instant::now();
         let listener = loop {
-            match listen(address, port) {
+            match listen(own_side(&host), port) {
                 Ok(listener) => break listener,
                 Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {
                     if since.elapsed() < PORT_PATIENCE && Instant::now() < deadline {
-                        std::thread::sleep(Duration::from_millis(100));
+                        alive()?;
+                        std::thread::sleep(LOOK);
                         continue;
                     }
                     return Err(CommError::Rendezvous(format!(
@@ -112,21 +109,17 @@ impl Hub {
 
     /// The control thread.
     pub(super) fn run(mut self) {
-        let beat = beat_every(&self.settings);
-        let mut next_beat = Instant::now();
+        let mut pulse = Pulse::new(&self.settings);
         let mut next_word = Instant::now() + Duration::from_secs(20);
-        let mut before = Instant::now();
         while !self.finished() {
-            self.sleep(next_beat.saturating_duration_since(Instant::now()));
-            let still = before.elapsed();
+            self.sleep(pulse.left());
+            let still = pulse.stood_still();
             self.hear_all();
-            if still > beat + Duration::from_secs(2) {
-                self.stood = Some((Instant::now(), still));
-                // Their signs of life waited here, not they.
+            if let Some(still) = still {
                 let now = Instant::now();
+                self.stood = Some((now, still));
                 self.peers.iter_mut().flatten().for_each(|peer| peer.conn.heard = now);
             }
-            before = Instant::now();
             for newcomer in self.door.newcomers() {
                 self.take_in(newcomer);
             }
@@ -134,8 +127,7 @@ impl Hub {
                 self.obey(command);
             }
             self.look_for_lost();
-            if Instant::now() >= next_beat {
-                next_beat = Instant::now() + beat;
+            if pulse.is_due() {
                 let beat = self.board.beat();
                 self.tell(&beat, None);
             }
@@ -152,15 +144,8 @@ impl Hub {
         self.door.poll_fds(&mut fds);
         fds.extend(self.peers.iter().flatten().filter(|p| p.conn.ended.is_none()).map(|p| p.conn.poll_fd()));
         // Waits for strangers, goodbyes and answers run out between beats too.
-        let most = if self.door.busy() || self.leaving.is_some() {
-            most.min(Duration::from_millis(100))
-        } else {
-            most
-        };
-        if let Err(e) = sleep_on(&mut fds, most) {
-            tracing::warn!("{e}");
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let short = self.door.busy() || self.leaving.is_some();
+        sleep_or_rest(&mut fds, if short { most.min(LOOK) } else { most });
     }
 
     /// Whether this thread may end.
@@ -226,7 +211,8 @@ impl Hub {
             )
         } else {
             if self.verdict.is_some() || self.leaving.is_some() {
-                newcomer.refuse("the run is over");
+                let why = self.verdict.as_ref().map(|v| format!(": {}", v.error())).unwrap_or_default();
+                newcomer.refuse(&format!("the run is over{why}"));
                 return;
             }
             tracing::debug!("{who} is here");
@@ -237,7 +223,10 @@ impl Hub {
             return;
         };
         newcomer.refuse(&wrong);
-        if self.missing().next().is_some() {
+        if self.verdict.is_some() {
+            // A launcher that speaks for a rank whose loss was seen already.
+            tracing::debug!("after the run's end: {wrong}");
+        } else if self.missing().next().is_some() {
             // Nothing was computed yet, and it cannot become right.
             self.declare(Verdict::Rendezvous(wrong));
         } else {

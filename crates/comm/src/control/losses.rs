@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::beat_every;
 use super::board::Verdict;
 use super::hub::{Hub, peer_host};
+use super::pulse::beat_every;
 
 impl Hub {
     pub(super) fn look_for_lost(&mut self) {

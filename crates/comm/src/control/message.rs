@@ -4,7 +4,7 @@ use crate::error::CommError;
 use crate::secret::{Mac, Nonce};
 
 /// Version of the ranks' talk, control and data; only equal ones talk.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 /// Bytes before a message: length and CRC-32.
 pub(crate) const PREFIX: usize = 8;
 /// Longest message of one who has not proved the secret yet.
@@ -280,7 +280,7 @@ impl Identity {
 }
 
 /// This host's name.
-pub(crate) fn host_name() -> String {
+pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

@@ -9,6 +9,8 @@ pub(crate) mod handshake;
 mod hub;
 mod losses;
 pub(crate) mod message;
+mod pulse;
+mod speaker;
 mod spoke;
 
 use std::collections::VecDeque;
@@ -19,9 +21,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub(crate) use board::{Board, Verdict};
-use conn::Wake;
+use conn::{LOOK, Wake};
 use message::host_name;
+pub(crate) use speaker::speak_for;
 
+use crate::carrier::Alive;
 use crate::error::CommError;
 use crate::place::Place;
 use crate::settings::Settings;
@@ -68,16 +72,22 @@ impl Control {
     /// Meets the others: rank 0 listens, the others find it. Rank 0 returns at once, the others when it took them in.
     ///
     /// # Errors
-    /// The port is in use; rank 0 is not found, or does not want this rank.
-    pub(crate) fn meet(place: &Place, settings: &Settings, deadline: Instant) -> Result<Control, CommError> {
+    /// The port is in use; rank 0 is not found, or does not want this rank; what `alive` says.
+    pub(crate) fn meet(
+        place: &Place,
+        settings: &Settings,
+        deadline: Instant,
+        alive: Alive<'_>,
+    ) -> Result<Control, CommError> {
         let board = Arc::new(Board::default());
         let commands = Arc::new(Commands { queue: Mutex::default(), wake: Wake::new()? });
         let (body, here, there): (Box<dyn FnOnce() + Send>, IpAddr, IpAddr) = if place.rank == 0 {
-            let hub = hub::Hub::listen(place, settings, deadline, board.clone(), commands.clone())?;
+            let hub = hub::Hub::listen(place, settings, deadline, board.clone(), commands.clone(), alive)?;
             let any = IpAddr::from([0, 0, 0, 0]);
             (Box::new(move || hub.run()), any, any)
         } else {
-            let spoke = spoke::Spoke::find(place, settings, deadline, board.clone(), commands.clone())?;
+            let spoke =
+                spoke::Spoke::find(place, settings, deadline, board.clone(), commands.clone(), alive)?;
             let (here, there) = spoke.addresses();
             (Box::new(move || spoke.run()), here, there)
         };
@@ -100,21 +110,26 @@ impl Control {
     /// All ranks' bytes, through rank 0. Only while joining: small things.
     ///
     /// # Errors
-    /// The run is over; not all came before `deadline`.
+    /// The run is over; not all came before `deadline`; what `alive` says.
     pub(crate) fn exchange(
         &self,
         step: u32,
         bytes: Vec<u8>,
         deadline: Instant,
+        alive: Alive<'_>,
     ) -> Result<Vec<Vec<u8>>, CommError> {
         self.commands.push(Command::Put { step, bytes });
         // Rank 0 knows who is missing: its word is waited for a little longer than the deadline.
-        match self.board.await_result(step, deadline + Duration::from_secs(5))? {
-            Some(all) => Ok(all),
-            None => {
+        let last = deadline + Duration::from_secs(5);
+        loop {
+            if let Some(all) = self.board.await_result(step, last.min(Instant::now() + LOOK))? {
+                return Ok(all);
+            }
+            alive()?;
+            if Instant::now() >= last {
                 let what = "the other ranks did not come to an end of joining in time".to_string();
                 self.fail(&what);
-                Err(CommError::Rendezvous(what))
+                return Err(CommError::Rendezvous(what));
             }
         }
     }
@@ -165,11 +180,6 @@ impl Drop for Control {
     }
 }
 
-/// A sign of life goes this often.
-fn beat_every(settings: &Settings) -> Duration {
-    Duration::from_secs(1).min(settings.lost_after / 4).max(Duration::from_millis(10))
-}
-
 /// Host and port of a meeting place.
 ///
 /// # Errors
@@ -214,6 +224,15 @@ pub(crate) fn own_address(settings: &Settings) -> Result<Option<IpAddr>, CommErr
         host_name(),
         known.join(", ")
     )))
+}
+
+/// Where rank 0 listens, of its own addresses; none: on all. Only an explicit loopback keeps others out: a host's own name often
+/// means 127.0.1.1 on the host itself. The setting `interface` is for the data: the meeting place is where the others look.
+fn own_side(host: &str) -> Option<IpAddr> {
+    match host {
+        "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
+        other => other.parse().ok().filter(IpAddr::is_loopback),
+    }
 }
 
 /// An address as a person writes it with its port.

@@ -6,10 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::board::{Board, Verdict};
-use super::conn::{Conn, sleep_on};
+use super::conn::{Conn, sleep_or_rest};
 use super::handshake::{self, Miss};
 use super::message::{Identity, Message, Purpose};
-use super::{Command, Commands, beat_every, parse_meeting, show};
+use super::pulse::Pulse;
+use super::{Command, Commands, parse_meeting, show};
+use crate::carrier::Alive;
 use crate::error::CommError;
 use crate::place::Place;
 use crate::settings::Settings;
@@ -37,6 +39,7 @@ impl Spoke {
         deadline: Instant,
         board: Arc<Board>,
         commands: Arc<Commands>,
+        alive: Alive<'_>,
     ) -> Result<Spoke, CommError> {
         let (host, port) = parse_meeting(&place.meeting)?;
         let meeting = show(&host, port);
@@ -46,7 +49,8 @@ impl Spoke {
         let mut pause = Duration::from_millis(20);
         let mut next_word = since + Duration::from_secs(20);
         loop {
-            let miss = match attempt(&host, port, &place.secret, &identity, deadline) {
+            alive()?;
+            let miss = match attempt(&host, port, &place.secret, &identity, deadline, alive) {
                 Ok(conn) => {
                     return Ok(Spoke {
                         board,
@@ -109,31 +113,23 @@ impl Spoke {
 
     /// The control thread.
     pub(super) fn run(mut self) {
-        let beat = beat_every(&self.settings);
-        let mut next_beat = Instant::now();
-        let mut before = Instant::now();
+        let mut pulse = Pulse::new(&self.settings);
         loop {
-            let most = next_beat.saturating_duration_since(Instant::now());
             let mut fds = vec![self.commands.wake.poll_fd()];
             if self.conn.ended.is_none() {
                 fds.push(self.conn.poll_fd());
             }
-            if let Err(e) = sleep_on(&mut fds, most) {
-                tracing::warn!("{e}");
-                std::thread::sleep(Duration::from_millis(100));
-            }
-            let still = before.elapsed();
+            sleep_or_rest(&mut fds, pulse.left());
+            let still = pulse.stood_still();
             self.hear();
-            if still > beat + Duration::from_secs(2) {
+            if still.is_some() {
                 self.conn.heard = Instant::now();
             }
-            before = Instant::now();
             for command in self.commands.take() {
                 self.obey(command);
             }
             self.look_for_lost();
-            if Instant::now() >= next_beat {
-                next_beat = Instant::now() + beat;
+            if pulse.is_due() {
                 let beat = self.board.beat();
                 self.send(&beat);
             }
@@ -224,12 +220,13 @@ impl Spoke {
     }
 }
 
-fn attempt(
+pub(super) fn attempt(
     host: &str,
     port: u16,
     secret: &str,
     identity: &Identity,
     deadline: Instant,
+    alive: Alive<'_>,
 ) -> Result<Conn, Miss> {
     // Looked up each time: a name may get known late.
     let addresses = (host, port)
@@ -237,7 +234,7 @@ fn attempt(
         .map_err(|e| Miss::Later(format!("the name {host} is not known here: {e}")))?;
     let mut last = Miss::Later(format!("the name {host} has no address"));
     for address in addresses {
-        match handshake::connect(address, secret, identity, deadline) {
+        match handshake::connect(address, secret, identity, deadline, alive) {
             Err(Miss::Later(why)) => last = Miss::Later(why),
             other => return other,
         }

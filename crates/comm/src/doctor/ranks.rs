@@ -7,8 +7,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::host::size;
 use super::{Finding, Grade, Limits, host_findings, merge, read, write};
 use crate::error::CommError;
-use crate::launch::random;
 use crate::place::Place;
+use crate::secret::random;
 use crate::settings::Settings;
 use crate::world::World;
 

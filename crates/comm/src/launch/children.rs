@@ -12,8 +12,11 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_pro
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::{EXIT_INTERRUPTED, EXIT_LOST, EXIT_SAVED, Launch, Outcome, output};
+use crate::control::speak_for;
 use crate::error::CommError;
-use crate::place::{LOCAL_RANK, LOCAL_SIZE, MEETING, RANK, RESTART_COUNT, SECRET, WORLD_SIZE};
+use crate::place::{
+    LOCAL_RANK, LOCAL_SIZE, MEETING, Place, RANK, RESTART_COUNT, SECRET, Starter, WORLD_SIZE,
+};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,7 +234,8 @@ pub(super) fn run(
         }
         crowd.0.push(running);
     }
-    let mut outcome = watch(launch, &crowd, signals, &events, streams.open);
+    let place = |rank| place_of(launch, rank, meeting, secret);
+    let mut outcome = watch(launch, &crowd, signals, &events, streams.open, &place);
     outcome.stdout = take(&streams.stdout);
     outcome.result = take(&streams.result);
     Ok(outcome)
@@ -243,7 +247,9 @@ fn watch(
     signals: &Signals,
     events: &Receiver<Event>,
     streams: usize,
+    place: &dyn Fn(usize) -> Place,
 ) -> Outcome {
+    let mut speakers: Vec<Speaker> = Vec::new();
     let mut outcome = Outcome::default();
     let mut open = streams;
     let (mut first_failure, mut asked, mut killed) = (None::<Instant>, false, false);
@@ -258,6 +264,11 @@ fn watch(
                 if end.failed() {
                     tracing::error!("rank {rank} ended: {end}");
                     first_failure.get_or_insert_with(Instant::now);
+                    // Rank 0 itself knows of those that it has lost; who still looks for it does not know of its end.
+                    let news = rank == 0 || end != End::Code(EXIT_LOST);
+                    if news && speakers.iter().all(|s| s.for_main != (rank == 0)) && !signals.asked_to_end() {
+                        speakers.extend(Speaker::start(place(rank), end, launch.patience));
+                    }
                 }
                 if outcome.ends.len() == crowd.0.len() {
                     all_ended = Some(Instant::now());
@@ -283,11 +294,63 @@ fn watch(
             crowd.signal(Signal::KILL, true);
         }
     }
+    // Ranks of other hosts may still look for the one that ended, unless one of this host has heard of it.
+    let known = outcome.ends.iter().any(|(_, end)| *end == End::Code(EXIT_LOST));
+    speakers.into_iter().for_each(|speaker| speaker.end(launch.nnodes > 1 && !known));
     outcome.code = outcome.cause().map_or_else(
         || outcome.ends.iter().map(|(_, end)| end.code()).max().unwrap_or(0),
         |(_, end)| end.code(),
     );
     outcome
+}
+
+/// Tells the ranks that are elsewhere, or still look for each other, of one that ended ([`speak_for`]).
+struct Speaker {
+    for_main: bool,
+    over: Arc<AtomicBool>,
+    patience: Duration,
+    done: Receiver<()>,
+}
+
+impl Speaker {
+    /// `None` where there is nobody to tell.
+    fn start(place: Place, end: End, patience: Duration) -> Option<Speaker> {
+        if place.world_size == 1 {
+            return None;
+        }
+        let for_main = place.rank == 0;
+        let over = Arc::new(AtomicBool::new(false));
+        let (send, done) = channel();
+        let (stop, until) = (over.clone(), Instant::now() + patience);
+        let started = thread(move || {
+            speak_for(&place, &end.to_string(), &|| stop.load(Ordering::SeqCst) || Instant::now() > until);
+            let _ = send.send(());
+        });
+        started.is_ok().then_some(Speaker { for_main, over, patience, done })
+    }
+
+    /// Ends it; `stay`: not before it has said its word, or its time is up.
+    fn end(self, stay: bool) {
+        if stay {
+            let _ = self.done.recv_timeout(self.patience);
+        }
+        self.over.store(true, Ordering::SeqCst);
+        // It holds rank 0's port, which the next start needs.
+        let _ = self.done.recv_timeout(Duration::from_secs(1));
+    }
+}
+
+/// Where a rank of this host stands.
+fn place_of(launch: &Launch, rank: usize, meeting: &str, secret: &str) -> Place {
+    Place {
+        rank,
+        world_size: launch.nnodes * launch.nproc_per_node,
+        local_rank: rank % launch.nproc_per_node,
+        local_size: launch.nproc_per_node,
+        meeting: meeting.into(),
+        secret: secret.into(),
+        starter: Starter::Launch,
+    }
 }
 
 /// Starts one process.
@@ -300,16 +363,17 @@ fn start(
     streams: &mut Streams,
 ) -> Result<Running, CommError> {
     let rank = launch.node_rank * launch.nproc_per_node + local_rank;
+    let place = place_of(launch, rank, meeting, secret);
     let main = rank == 0;
     let mut command = Command::new(&launch.program);
     command
         .args(&launch.args)
         .env(RANK, rank.to_string())
-        .env(WORLD_SIZE, (launch.nnodes * launch.nproc_per_node).to_string())
-        .env(LOCAL_RANK, local_rank.to_string())
-        .env(LOCAL_SIZE, launch.nproc_per_node.to_string())
-        .env(MEETING, meeting)
-        .env(SECRET, secret)
+        .env(WORLD_SIZE, place.world_size.to_string())
+        .env(LOCAL_RANK, place.local_rank.to_string())
+        .env(LOCAL_SIZE, place.local_size.to_string())
+        .env(MEETING, &place.meeting)
+        .env(SECRET, &place.secret)
         .env(RESTART_COUNT, restarts.to_string())
         .process_group(0)
         // A terminal would stop a process of another group that reads from it.

@@ -17,6 +17,7 @@ pub use distributed::launch_distributed;
 
 use crate::error::CommError;
 use crate::place::{PORTS, SECRET, derived_secret, valid_meeting};
+use crate::secret::{hex, random};
 
 /// Exit code of a rank that used words the command does not know.
 pub const EXIT_USAGE: u8 = 2;
@@ -191,7 +192,7 @@ impl Launch {
             }
             return Ok(derived_secret(&["launch", endpoint, &self.nnodes.to_string()]));
         }
-        random_secret()
+        Ok(hex(&random::<32>()?))
     }
 }
 
@@ -215,20 +216,6 @@ fn free_meeting() -> Result<String, CommError> {
     Err(CommError::Place(format!(
         "no free port found from {first} to {last} on this host's loopback address; name one by --rdzv-endpoint"
     )))
-}
-
-pub(crate) fn random<const N: usize>() -> Result<[u8; N], CommError> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| CommError::Io { what: "drawing random numbers".into(), source: e.into() })?;
-    }
-    Ok(bytes)
-}
-
-fn random_secret() -> Result<String, CommError> {
-    Ok(random::<32>()?.iter().map(|b| format!("{b:02x}")).collect())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 use super::launch::{MEETING, SECRET};
 use super::wrong;
 use crate::error::CommError;
+use crate::secret::hex;
 
 /// An environment.
 pub(super) struct Vars<'a>(pub &'a dyn Fn(&str) -> Option<String>);
@@ -88,7 +89,7 @@ pub(crate) fn derived_secret(names: &[&str]) -> String {
         hash.update((name.len() as u64).to_le_bytes());
         hash.update(name.as_bytes());
     }
-    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    hex(&hash.finalize())
 }
 
 /// A number that follows from a name.

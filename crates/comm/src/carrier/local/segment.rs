@@ -2,7 +2,8 @@
 //!
 //! It appears under its name whole or not at all (made without a name, locked, filled, then linked), and loses its name
 //! as soon as every rank has mapped it; so a rank that is killed leaves nothing behind, and one that is killed before that
-//! leaves a file without a lock, which the next run removes.
+//! leaves a file without a lock, which the next run removes. Its name is that of one start: ranks of another one, dead or
+//! alive, never come to it, so every rank that counts itself there is one of this start.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -17,7 +18,9 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use sha2::{Digest, Sha256};
 
+use crate::carrier::Alive;
 use crate::error::CommError;
+use crate::secret::hex;
 
 /// Start of every file's name; what follows is a hash.
 const PREFIX: &str = "tercio-ranks-";
@@ -140,53 +143,49 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Makes the file (the first of `ranks`) or finds it (the others).
+    /// Makes the file (the first of `ranks`) or finds it (the others). `session`: the run's secret, and what names this
+    /// start of it.
     pub fn open(
         folder: &Path,
-        session: &str,
+        session: [&str; 2],
         rank: usize,
         ranks: &[usize],
         ring: usize,
         until: Instant,
+        alive: Alive<'_>,
     ) -> Result<Segment, CommError> {
         let layout = Layout::new(ranks.len(), ring)?;
         let digest = digest(session, ranks);
         let path = path(folder, &digest);
+        if ranks.first() == Some(&rank) {
+            sweep(folder);
+            return Segment::create(folder, &path, layout, &digest);
+        }
         loop {
-            let segment = if ranks.first() == Some(&rank) {
-                // Also what a run of the same secret left that died while it joined.
-                sweep(folder);
-                Segment::create(folder, &path, layout, &digest)?
-            } else {
-                Segment::find(&path, layout, &digest)?
-            };
-            if let Some(segment) = segment {
+            if let Some(segment) = Segment::find(&path, layout, &digest)? {
                 return Ok(segment);
             }
+            alive()?;
             if Instant::now() >= until {
                 return Err(CommError::Rendezvous(format!(
-                    "shared memory {}: ranks {ranks:?} of one host did not meet there in time; {}: choose --backend tcp",
+                    "shared memory {}: ranks {ranks:?} of one host did not meet there in time; rank {} made no file (do they run in different containers?): choose --backend tcp",
                     folder.display(),
-                    if ranks.first() == Some(&rank) {
-                        "another run with the same secret is meeting there".into()
-                    } else {
-                        format!("rank {} made no file (do they run in different containers?)", ranks[0])
-                    }
+                    ranks[0]
                 )));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Says that this rank is ready (or that it is not, and why), and returns when all are. `false`: this file was a dead
-    /// run's, and went; the ranks meet in another one.
+    /// Says that this rank is ready (or that it is not, and why), and returns when all are.
     pub fn meet(
         &mut self,
         ready: Result<(), CommError>,
         ranks: &[usize],
         until: Instant,
-    ) -> Result<bool, CommError> {
-        let name = self.name.take(); // with this call the name goes, whatever comes
+        alive: Alive<'_>,
+    ) -> Result<(), CommError> {
+        let _name = self.name.take(); // with this call the name goes, whatever comes
         let head = self.head();
         if ready.is_err() {
             head.refused.store(1, Ordering::Release);
@@ -195,8 +194,7 @@ impl Segment {
         head.attached.fetch_add(1, Ordering::AcqRel);
         let here = || head.attached.load(Ordering::Acquire) as usize;
         while here() < ranks.len() {
-            let nameless =
-                name.is_none() && rustix::fs::fstat(&self.file).is_ok_and(|stat| stat.st_nlink == 0);
+            alive()?;
             let (refused, late) = (head.refused.load(Ordering::Acquire) != 0, Instant::now() >= until);
             if refused || late {
                 return Err(CommError::Rendezvous(format!(
@@ -205,25 +203,12 @@ impl Segment {
                     if refused { "another one could not use it" } else { "the others did not come in time" }
                 )));
             }
-            // The lock of one who sweeps a dead file away looks like a living maker's; but a living maker takes the name
-            // away only when all are here, or when it gives up.
-            if nameless && here() < ranks.len() {
-                // Who goes does not count: two who were mistaken one after the other are no meeting.
-                head.attached.fetch_sub(1, Ordering::AcqRel);
-                return Ok(false);
-            }
             std::thread::sleep(Duration::from_micros(200));
         }
-        Ok(true)
+        Ok(())
     }
 
-    /// `None`: the name is taken.
-    fn create(
-        folder: &Path,
-        path: &Path,
-        layout: Layout,
-        digest: &[u8; 32],
-    ) -> Result<Option<Segment>, CommError> {
+    fn create(folder: &Path, path: &Path, layout: Layout, digest: &[u8; 32]) -> Result<Segment, CommError> {
         let io = |what: &str, errno: Errno| refused(folder, what, errno);
         let file = rustix::fs::open(
             folder,
@@ -244,14 +229,10 @@ impl Segment {
         segment.head().ranks.store(layout.ranks as u64, Ordering::Relaxed);
         segment.head().ring.store(layout.ring as u64, Ordering::Relaxed);
         let own = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&segment.file));
-        match rustix::fs::linkat(rustix::fs::CWD, own, rustix::fs::CWD, path, AtFlags::SYMLINK_FOLLOW) {
-            Ok(()) => {
-                segment.name = Some(Name(path.to_path_buf()));
-                Ok(Some(segment))
-            }
-            Err(Errno::EXIST) => Ok(None),
-            Err(errno) => Err(io("cannot name a file", errno)),
-        }
+        rustix::fs::linkat(rustix::fs::CWD, own, rustix::fs::CWD, path, AtFlags::SYMLINK_FOLLOW)
+            .map_err(|errno| io("cannot name a file", errno))?;
+        segment.name = Some(Name(path.to_path_buf()));
+        Ok(segment)
     }
 
     /// `None`: not there yet.
@@ -293,18 +274,10 @@ impl Segment {
         Ok(Some(segment))
     }
 
-    /// The file as a rank sees it that takes another's passing lock for its maker's.
+    /// As a kill in the midst of the meeting does it: this rank is counted, and the file keeps its name.
     #[cfg(test)]
-    pub fn open_locked(folder: &Path, session: &str, ranks: &[usize], ring: usize) -> Segment {
-        let digest = digest(session, ranks);
-        let path = path(folder, &digest);
-        let lock = std::fs::File::open(&path).unwrap();
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
-        Segment::find(&path, Layout::new(ranks.len(), ring).unwrap(), &digest).unwrap().unwrap()
-    }
-    /// As a kill does it: the file keeps its name.
-    #[cfg(test)]
-    pub fn forget_name(&mut self) {
+    pub fn die_counted(mut self) {
+        self.head().attached.fetch_add(1, Ordering::AcqRel);
         std::mem::forget(self.name.take());
     }
     /// Bytes of one ring, a power of two.
@@ -359,12 +332,14 @@ fn refused(path: &Path, what: &str, errno: Errno) -> CommError {
     }
 }
 
-/// What only the ranks of this run on this host can name.
-fn digest(session: &str, ranks: &[usize]) -> [u8; 32] {
+/// What only the ranks of this start on this host can name.
+fn digest(session: [&str; 2], ranks: &[usize]) -> [u8; 32] {
     let mut hash = Sha256::new();
-    hash.update(b"tercio shared memory 1\0");
-    hash.update((session.len() as u64).to_le_bytes());
-    hash.update(session);
+    hash.update(b"tercio shared memory 2\0");
+    for text in session {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text);
+    }
     for rank in ranks {
         hash.update((*rank as u64).to_le_bytes());
     }
@@ -372,8 +347,7 @@ fn digest(session: &str, ranks: &[usize]) -> [u8; 32] {
 }
 
 fn path(folder: &Path, digest: &[u8; 32]) -> PathBuf {
-    let hash: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    folder.join(format!("{PREFIX}{hash}"))
+    folder.join(format!("{PREFIX}{}", hex(&digest[..16])))
 }
 
 /// Removes what dead runs of this user left: files of our name that nobody locks.

@@ -4,6 +4,10 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+const START: [&str; 2] = ["secret", "one start"];
+const NEXT_START: [&str; 2] = ["secret", "the next start"];
+const ALIVE: Alive<'static> = &|| Ok(());
+
 fn until() -> Instant {
     Instant::now() + PATIENCE
 }
@@ -14,7 +18,9 @@ pub(in crate::carrier) fn meet(folder: &Path, ranks: &[usize], ring: usize) -> V
         let joins: Vec<_> = ranks
             .iter()
             .map(|&rank| {
-                scope.spawn(move || Local::join(folder, "secret", rank, ranks, ranks, ring, until()).unwrap())
+                scope.spawn(move || {
+                    Local::join(folder, START, rank, ranks, ranks, ring, until(), ALIVE).unwrap()
+                })
             })
             .collect();
         joins.into_iter().map(|join| join.join().unwrap()).collect()
@@ -150,7 +156,7 @@ fn ranks_that_do_not_share_a_folder_do_not_meet() {
     let (one, two) = (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir().unwrap());
     let soon = || Instant::now() + Duration::from_millis(300);
     let join =
-        |folder: &Path, rank| Local::join(folder, "secret", rank, &[0, 1], &[], 4096, soon()).map(|_| ());
+        |folder: &Path, rank| Local::join(folder, START, rank, &[0, 1], &[], 4096, soon(), ALIVE).map(|_| ());
     let (first, second) = std::thread::scope(|scope| {
         let first = scope.spawn(|| join(one.path(), 0));
         (first.join().unwrap(), join(two.path(), 1))
@@ -168,20 +174,55 @@ fn ranks_that_do_not_share_a_folder_do_not_meet() {
 #[test]
 fn what_a_dead_run_left_is_swept() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let mut dead = Segment::open(folder.path(), "secret", 0, &[0, 1], 4096, until()).unwrap();
-    dead.forget_name();
-    let rival = Segment::open(folder.path(), "secret", 0, &[0, 1], 4096, Instant::now());
-    assert!(rival.is_err(), "a living maker's file stays");
-    drop(dead);
+    let open =
+        |session, rank| Segment::open(folder.path(), session, rank, &[0, 1], 4096, Instant::now(), ALIVE);
+    let dead = open(START, 0).unwrap();
+    drop(open(NEXT_START, 0).unwrap());
+    assert_eq!(files(folder.path()), 1, "a living maker's file stays");
+    assert!(open(START, 1).is_ok());
+    dead.die_counted();
     std::fs::write(folder.path().join("somebody-elses"), "x").unwrap();
     assert_eq!(files(folder.path()), 2);
-    let late = Segment::open(folder.path(), "secret", 1, &[0, 1], 4096, Instant::now());
-    assert!(late.is_err(), "a dead maker's file is not met");
-    // A rank that takes the sweeper's lock for a living maker's, as it may, must let go of that file again.
-    let mut mistaken = Segment::open_locked(folder.path(), "secret", &[0, 1], 4096);
-    drop(meet(folder.path(), &[0, 1], 4096));
-    assert!(!mistaken.meet(Ok(()), &[0, 1], until()).unwrap());
+    assert!(open(START, 1).is_err(), "a dead maker's file is not met");
+    drop(open(NEXT_START, 0).unwrap());
     assert_eq!(files(folder.path()), 1, "ours is gone, the other's stays");
+}
+
+/// Whoever counted itself in a start that died before all were there counts in no other start, in whichever moment the ranks
+/// of that one come, and whoever else holds the dead file's lock just then.
+#[test]
+fn a_start_counts_its_own_ranks_only() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let open =
+        |session, rank, until| Segment::open(folder.path(), session, rank, &[0, 1], 4096, until, ALIVE);
+    open(START, 0, Instant::now()).unwrap().die_counted();
+    let left = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    // As one holds it who is about to sweep the file away.
+    let sweeper = std::fs::File::open(left).unwrap();
+    rustix::fs::flock(&sweeper, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert!(open(NEXT_START, 1, Instant::now()).is_err(), "it met in a dead start's file");
+    std::thread::scope(|scope| {
+        let early = scope.spawn(|| {
+            let mut segment = open(NEXT_START, 1, until())?;
+            segment.meet(Ok(()), &[0, 1], until(), ALIVE)
+        });
+        let mut main = open(NEXT_START, 0, until()).unwrap();
+        main.meet(Ok(()), &[0, 1], until(), ALIVE).unwrap();
+        early.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn waiting_ends_when_the_run_does() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let started = Instant::now();
+    let over: Alive<'_> = &|| Err(CommError::Protocol("the run is over".into()));
+    for rank in [0, 1] {
+        let joined = Local::join(folder.path(), START, rank, &[0, 1], &[], 4096, until(), over).map(|_| ());
+        assert_eq!(joined.unwrap_err().to_string(), "the run is over");
+    }
+    assert!(started.elapsed() < PATIENCE);
+    assert_eq!(files(folder.path()), 0);
 }
 
 #[test]
@@ -193,9 +234,10 @@ fn all_are_told_when_one_cannot_go_on() {
             .map(|rank| {
                 let folder = folder.path();
                 scope.spawn(move || {
-                    let mut segment = Segment::open(folder, "secret", rank, &[0, 1], 4096, until()).unwrap();
+                    let mut segment =
+                        Segment::open(folder, START, rank, &[0, 1], 4096, until(), ALIVE).unwrap();
                     let ready = if rank == 1 { Err(CommError::Place("no room".into())) } else { Ok(()) };
-                    segment.meet(ready, &[0, 1], until()).unwrap_err().to_string()
+                    segment.meet(ready, &[0, 1], until(), ALIVE).unwrap_err().to_string()
                 })
             })
             .collect();
