@@ -58,12 +58,21 @@ struct Normalizer {
     add_dummy_prefix: Option<bool>,
 }
 
-/// Builds the pipeline from the file's bytes; `extra_ids` tokens `<extra_id_N>` follow the pieces, the highest N first.
-pub(crate) fn build(
-    bytes: &[u8],
-    names: &SpecialNames,
-    extra_ids: usize,
-) -> Result<tokenizers::Tokenizer, String> {
+/// What a model file of the unigram kind holds.
+pub(crate) struct Pieces {
+    /// Pieces and their scores, by id.
+    pub pieces: Vec<(String, f64)>,
+    /// Pieces that are found in texts before anything else is.
+    pub user_defined: Vec<AddedToken>,
+    pub unk_id: usize,
+    pub byte_fallback: bool,
+    /// The normaliser's character map, not checked yet.
+    pub charsmap: Option<Vec<u8>>,
+    pub add_dummy_prefix: bool,
+}
+
+/// Reads a model file.
+pub(crate) fn pieces(bytes: &[u8]) -> Result<Pieces, String> {
     let model = Model::decode(bytes)
         .map_err(|e| format!("expected a sentencepiece model, found bad data ({e}); get the file again"))?;
     let trainer = model.trainer.unwrap_or_default();
@@ -73,14 +82,8 @@ pub(crate) fn build(
             "expected a unigram model (type 1), found type {kind}; convert it to a tokenizer.json with Hugging Face tools"
         ));
     }
-    if extra_ids > MAX_EXTRA_IDS {
-        return Err(format!(
-            "expected at most {MAX_EXTRA_IDS} extra ids, found {extra_ids}; correct tokenizer_config.json"
-        ));
-    }
-    let mut vocab = Vec::with_capacity(model.pieces.len() + extra_ids);
+    let mut pieces = Vec::with_capacity(model.pieces.len());
     let mut user_defined = Vec::new();
-    let mut own_extra_ids = BTreeSet::new();
     for (id, piece) in model.pieces.into_iter().enumerate() {
         let text = piece.piece.unwrap_or_default();
         let score = piece.score.unwrap_or_default();
@@ -93,19 +96,42 @@ pub(crate) fn build(
         if piece.kind == Some(USER_DEFINED) {
             user_defined.push(AddedToken::from(text.clone(), false).normalized(false));
         }
-        if text.starts_with("<extra_id_") {
-            own_extra_ids.insert(text.clone());
-        }
-        vocab.push((text, f64::from(score)));
+        pieces.push((text, f64::from(score)));
     }
-    let unk_id = usize::try_from(trainer.unk_id.unwrap_or(0)).ok().filter(|&id| id < vocab.len());
+    let unk_id = usize::try_from(trainer.unk_id.unwrap_or(0)).ok().filter(|&id| id < pieces.len());
     let Some(unk_id) = unk_id else {
         return Err(format!(
             "expected the unknown piece among {} pieces, found id {:?}; get the file again",
-            vocab.len(),
+            pieces.len(),
             trainer.unk_id
         ));
     };
+    let normalizer = model.normalizer.unwrap_or_default();
+    Ok(Pieces {
+        pieces,
+        user_defined,
+        unk_id,
+        byte_fallback: trainer.byte_fallback.unwrap_or(false),
+        charsmap: normalizer.charsmap.filter(|m| !m.is_empty()),
+        add_dummy_prefix: normalizer.add_dummy_prefix.unwrap_or(true),
+    })
+}
+
+/// Builds the pipeline from the file's bytes; `extra_ids` tokens `<extra_id_N>` follow the pieces, the highest N first.
+pub(crate) fn build(
+    bytes: &[u8],
+    names: &SpecialNames,
+    extra_ids: usize,
+) -> Result<tokenizers::Tokenizer, String> {
+    let Pieces { pieces: mut vocab, user_defined, unk_id, byte_fallback, charsmap, add_dummy_prefix } =
+        pieces(bytes)?;
+    if extra_ids > MAX_EXTRA_IDS {
+        return Err(format!(
+            "expected at most {MAX_EXTRA_IDS} extra ids, found {extra_ids}; correct tokenizer_config.json"
+        ));
+    }
+    let own_extra_ids: BTreeSet<String> =
+        vocab.iter().filter(|p| p.0.starts_with("<extra_id_")).map(|p| p.0.clone()).collect();
     let mut special: Vec<AddedToken> =
         [&names.pad, &names.eos, &names.unk].map(|n| AddedToken::from(n.clone(), true)).into();
     for n in (0..extra_ids).rev() {
@@ -116,23 +142,17 @@ pub(crate) fn build(
         }
     }
 
-    let normalizer = model.normalizer.unwrap_or_default();
     let mut steps: Vec<NormalizerWrapper> = Vec::new();
-    if let Some(map) = normalizer.charsmap.filter(|m| !m.is_empty()) {
+    if let Some(map) = charsmap {
         charsmap::check(&map)?;
         steps.push(Precompiled::from(&map).map_err(|e| e.to_string())?.into());
     }
     steps.push(Strip::new(false, true).into());
     steps.push(Replace::new(ReplacePattern::Regex(" {2,}".into()), "▁").map_err(|e| e.to_string())?.into());
 
-    let scheme = if normalizer.add_dummy_prefix.unwrap_or(true) {
-        PrependScheme::Always
-    } else {
-        PrependScheme::Never
-    };
+    let scheme = if add_dummy_prefix { PrependScheme::Always } else { PrependScheme::Never };
     let metaspace = Metaspace::new('▁', scheme, true);
-    let unigram = Unigram::from(vocab, Some(unk_id), trainer.byte_fallback.unwrap_or(false))
-        .map_err(|e| e.to_string())?;
+    let unigram = Unigram::from(vocab, Some(unk_id), byte_fallback).map_err(|e| e.to_string())?;
     let mut tokenizer = tokenizers::Tokenizer::new(unigram);
     tokenizer.with_normalizer(Some(Sequence::new(steps)));
     tokenizer.with_pre_tokenizer(Some(metaspace.clone()));

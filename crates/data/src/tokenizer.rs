@@ -1,46 +1,48 @@
-//! Text to token ids and back: a `tokenizer.json`, or a `spiece.model` where only that is there, or byT5's bytes.
+//! Text to token ids and back: a `tokenizer.json`, or the vocabulary file of a family where only that is there, or byT5's bytes.
 //!
 //! The files of a model folder are kept in memory, so that a saved model has the same ones, byte for byte.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value;
 
 use crate::byt5::{self, Bytes};
-use crate::charsmap;
 use crate::error::DataError;
 use crate::spiece;
 
+mod byte_pairs;
+mod files;
+mod frame;
+mod json;
+mod names;
+mod word_pieces;
+mod xlm_roberta;
+
+use files::{BYTE_PAIRS, CONFIG, Files, JSON, MERGES, SPECIAL_MAP, SPIECE, WORD_PIECES, XLM_ROBERTA};
+use frame::Frame;
+use names::Names;
+pub(crate) use names::SpecialNames;
+
 /// Longest vocabulary piece that is accepted, in bytes: the library's trie is as deep as its longest piece.
 pub(crate) const MAX_PIECE_BYTES: usize = 4096;
-/// Largest tokenizer.json that is read.
-const MAX_JSON_BYTES: u64 = 256 << 20;
 /// Largest vocabulary that is believed.
 const MAX_VOCAB: usize = 1 << 24;
-
-const JSON: &str = "tokenizer.json";
-const SPIECE: &str = "spiece.model";
-const CONFIG: &str = "tokenizer_config.json";
-const SPECIAL_MAP: &str = "special_tokens_map.json";
-
-/// The names of the special tokens.
-pub(crate) struct SpecialNames {
-    pub pad: String,
-    pub eos: String,
-    pub unk: String,
-}
+/// Hugging Face's tools write a huge number where a tokenizer knows no longest text.
+const NO_LIMIT: f64 = 1e9;
 
 /// A tokenizer with its special ids; can be shared between threads.
 pub struct Tokenizer {
     inner: Inner,
-    files: Vec<(&'static str, Vec<u8>)>,
+    files: Files,
+    frame: Frame,
     pad: u32,
     eos: u32,
     unk: Option<u32>,
+    mask: Option<u32>,
     vocab_size: usize,
+    max_length: Option<usize>,
 }
 
 enum Inner {
@@ -56,103 +58,78 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads the tokenizer of a model folder: `tokenizer.json` if it is there, else `spiece.model`. Truncation
-    /// and padding that the file asks for are switched off. The names of the special tokens and the number of
-    /// `<extra_id_N>` come from `tokenizer_config.json` if it is there, else T5's (`<pad>`, `</s>`, `<unk>`, 100). Where
-    /// neither file is there and `tokenizer_config.json` or `config.json` names the class `ByT5Tokenizer`, it is byT5's.
+    /// Loads the tokenizer of a model folder: `tokenizer.json` if it is there, else T5's `spiece.model`, XLM-RoBERTa's
+    /// `sentencepiece.bpe.model`, BERT's `vocab.txt`, or RoBERTa's `vocab.json` with `merges.txt`. Truncation
+    /// and padding that the file asks for are switched off. What the special tokens are called (and for T5 the number of
+    /// `<extra_id_N>`, for BERT `do_lower_case`) comes from `tokenizer_config.json` or `special_tokens_map.json`, else it is the
+    /// family's custom. Where no vocabulary is there and `tokenizer_config.json` or `config.json` names the class `ByT5Tokenizer`,
+    /// it is byT5's.
     ///
     /// # Errors
-    /// If neither file is there, or a file is damaged, too large, or lacks the padding or end token.
+    /// If no such file is there, or a file is damaged, too large, or lacks the padding or end token.
     pub fn load(dir: &Path) -> Result<Tokenizer, DataError> {
-        let mut files = Vec::new();
-        for (name, limit) in
-            [(JSON, MAX_JSON_BYTES), (SPIECE, spiece::MAX_BYTES), (CONFIG, 64 << 20), (SPECIAL_MAP, 64 << 20)]
-        {
-            if let Some(bytes) = read(&dir.join(name), limit)? {
-                files.push((name, bytes));
+        let mut files = Files::read(dir)?;
+        let names = Names { config: files.json(CONFIG)?, map: files.json(SPECIAL_MAP)? };
+        let Some(main) =
+            [JSON, SPIECE, XLM_ROBERTA, WORD_PIECES, BYTE_PAIRS].into_iter().find(|n| files.get(n).is_some())
+        else {
+            if is_byt5(dir, &names.config)? {
+                return Tokenizer::bytes(dir, &names, files);
             }
-        }
-        let bytes_of = |name: &str| files.iter().find(|f| f.0 == name).map(|f| f.1.as_slice());
-        let config = match bytes_of(CONFIG) {
-            None => Value::Null,
-            Some(bytes) => serde_json::from_slice(bytes).map_err(|e| {
-                DataError::file(
-                    &dir.join(CONFIG),
-                    format!("expected JSON, found an error ({e}); get the file again"),
-                )
-            })?,
-        };
-        let name = |key: &str, default: &str| match &config[key] {
-            Value::String(name) => name.clone(),
-            Value::Object(token) => {
-                token.get("content").and_then(Value::as_str).unwrap_or(default).to_string()
-            }
-            _ => default.to_string(),
-        };
-        let names = SpecialNames {
-            pad: name("pad_token", "<pad>"),
-            eos: name("eos_token", "</s>"),
-            unk: name("unk_token", "<unk>"),
-        };
-
-        let (main, mut inner) = if let Some(bytes) = bytes_of(JSON) {
-            (JSON, guarded(|| from_json(bytes)))
-        } else if let Some(bytes) = bytes_of(SPIECE) {
-            let extra =
-                config["extra_ids"].as_u64().map_or(100, |n| usize::try_from(n).unwrap_or(usize::MAX));
-            (SPIECE, guarded(|| spiece::build(bytes, &names, extra)))
-        } else if is_byt5(dir, &config)? {
-            return Tokenizer::bytes(dir, &config, &names, files);
-        } else {
             return Err(DataError::file(
                 dir,
                 format!(
-                    "expected {JSON} or {SPIECE} in this folder (or `tokenizer_class` \"{}\" in {CONFIG}), found neither; name a model folder that has one",
+                    "expected {JSON}, {SPIECE}, {XLM_ROBERTA}, {WORD_PIECES} or {BYTE_PAIRS} in this folder (or `tokenizer_class` \"{}\" \
+                     in {CONFIG}), found none; name a model folder that has one",
                     byt5::CLASS
                 ),
             ));
         };
-        let path = dir.join(main);
-        if let Ok(tokenizer) = &mut inner {
-            tokenizer.with_padding(None);
-            if let Err(e) = tokenizer.with_truncation(None) {
-                inner = Err(e.to_string());
-            }
-        }
-        let inner = inner.map_err(|message| DataError::file(&path, message))?;
+        let path = files.path(main);
+        let error = |message: String| DataError::file(&path, message);
+        let mut inner = guarded(|| build(main, &files, &names)).map_err(error)?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| error(e.to_string()))?;
 
         let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         if vocab_size > MAX_VOCAB {
-            return Err(DataError::file(
-                &path,
-                format!("expected ids below {MAX_VOCAB}, found {}; get the file again", vocab_size - 1),
-            ));
+            return Err(error(format!(
+                "expected ids below {MAX_VOCAB}, found {}; get the file again",
+                vocab_size - 1
+            )));
         }
-        let id = |name: &str, what: &str| {
-            inner.token_to_id(name).ok_or_else(|| {
-                DataError::file(&path, format!("expected the {what} token {name:?} in the vocabulary, found none; name it in {CONFIG}"))
+        // a pipeline that cannot encode at all is refused now and not at the first example
+        let frame = guarded(|| Frame::of(&inner, &names)).map_err(error)?;
+        let special = |key: &str, customs: &[&str]| match names.get(key) {
+            Some(name) => inner.token_to_id(name),
+            None => customs.iter().find_map(|name| inner.token_to_id(name)),
+        };
+        let need = |id: Option<u32>, key: &str, what: &str, custom: &str| {
+            id.ok_or_else(|| {
+                let name = names.get(key).unwrap_or(custom);
+                error(format!(
+                    "expected the {what} token {name:?} in the vocabulary, found none; name it in {CONFIG}"
+                ))
             })
         };
-        let (pad, eos, unk) =
-            (id(&names.pad, "padding")?, id(&names.eos, "end")?, inner.token_to_id(&names.unk));
-        if main == SPIECE {
-            let json = inner.to_string(true).map_err(|e| DataError::file(&path, e.to_string()))?;
-            files.insert(0, (JSON, json.into_bytes()));
+        let pad = need(special("pad_token", &["<pad>", "[PAD]"]), "pad_token", "padding", "<pad>")?;
+        // BERT's texts end with the token that also stands between two texts
+        let last = names.get("eos_token").is_none().then(|| frame.behind.last().copied()).flatten();
+        let eos = need(special("eos_token", &["</s>"]).or(last), "eos_token", "end", "</s>")?;
+        let unk = special("unk_token", &["<unk>", "[UNK]"]);
+        let mask = special("mask_token", &["<mask>", "[MASK]"]);
+        if main != JSON {
+            let json = inner.to_string(true).map_err(|e| error(e.to_string()))?;
+            files.set(JSON, json.into_bytes());
         }
         let inner = Inner::Pipeline(Box::new(inner));
-        let tokenizer = Tokenizer { inner, files, pad, eos, unk, vocab_size };
-        // a pipeline that cannot encode at all is refused now and not at the first example
-        tokenizer.encode("question: a").map_err(|e| DataError::file(&path, e.to_string()))?;
-        Ok(tokenizer)
+        let max_length = longest(&names.config);
+        Ok(Tokenizer { inner, files, frame, pad, eos, unk, mask, vocab_size, max_length })
     }
 
-    fn bytes(
-        dir: &Path,
-        config: &Value,
-        names: &SpecialNames,
-        mut files: Vec<(&'static str, Vec<u8>)>,
-    ) -> Result<Tokenizer, DataError> {
-        let bytes = Bytes::new(config, names).map_err(|e| DataError::file(&dir.join(CONFIG), e))?;
+    fn bytes(dir: &Path, names: &Names, mut files: Files) -> Result<Tokenizer, DataError> {
+        let (config, names) = (&names.config, names.t5());
+        let bytes = Bytes::new(config, &names).map_err(|e| DataError::file(&dir.join(CONFIG), e))?;
         let id = |name: &str, what: &str| {
             bytes.id(name).ok_or_else(|| {
                 let what = format!("expected the {what} token {name:?} among the added tokens, found none; name it in {CONFIG}");
@@ -162,11 +139,12 @@ impl Tokenizer {
         let (pad, eos, unk) = (id(&names.pad, "padding")?, id(&names.eos, "end")?, bytes.id(&names.unk));
         if config["tokenizer_class"] != byt5::CLASS {
             // a folder of these files alone must be known again
-            files.retain(|(name, _)| *name != CONFIG);
-            files.push((CONFIG, Bytes::config(config)));
+            files.set(CONFIG, Bytes::config(config));
         }
-        let vocab_size = bytes.size();
-        Ok(Tokenizer { inner: Inner::Bytes(Box::new(bytes)), files, pad, eos, unk, vocab_size })
+        let (vocab_size, max_length) = (bytes.size(), longest(config));
+        let frame = Frame { before: Vec::new(), behind: vec![eos] };
+        let inner = Inner::Bytes(Box::new(bytes));
+        Ok(Tokenizer { inner, files, frame, pad, eos, unk, mask: None, vocab_size, max_length })
     }
 
     /// Token ids of a text; no special tokens are added, those written in the text are recognised.
@@ -181,6 +159,20 @@ impl Tokenizer {
         guarded(|| pipeline.encode_fast(text, false).map_err(|e| e.to_string()))
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|e| DataError::Text(format!("expected a text that the tokenizer takes, found that it fails ({e}); look at the tokenizer file")))
+    }
+
+    /// Token ids of a text between the special tokens that the family puts around it ([`Tokenizer::frame`]), cut at the end
+    /// so that all are at most `max_length`.
+    ///
+    /// # Errors
+    /// If `max_length` is less than the number of the special tokens; as [`Tokenizer::encode`].
+    pub fn encode_framed(&self, text: &str, max_length: usize) -> Result<Vec<u32>, DataError> {
+        self.frame.around(&self.encode(text)?, max_length).ok_or_else(|| {
+            DataError::Setting(format!(
+                "expected a maximum length of at least {} tokens, which this tokenizer puts around every text, found {max_length}; raise it",
+                self.frame.len()
+            ))
+        })
     }
 
     /// The text of token ids, special tokens left out; ids beyond the vocabulary give nothing.
@@ -201,7 +193,7 @@ impl Tokenizer {
         self.pad
     }
 
-    /// Id of the end token `</s>`.
+    /// Id of the end token `</s>`; BERT's `[SEP]`.
     pub fn eos_id(&self) -> u32 {
         self.eos
     }
@@ -209,6 +201,31 @@ impl Tokenizer {
     /// Id of the unknown token, if the vocabulary has one.
     pub fn unk_id(&self) -> Option<u32> {
         self.unk
+    }
+
+    /// Ids of the special tokens before and behind an encoded text: `[CLS]` and `[SEP]`, `<s>` and `</s>`, T5's nothing and `</s>`.
+    pub fn frame(&self) -> (&[u32], &[u32]) {
+        (&self.frame.before, &self.frame.behind)
+    }
+
+    /// Id of the token that opens a text, `[CLS]` or `<s>`, if the family has one.
+    pub fn cls_id(&self) -> Option<u32> {
+        self.frame.before.first().copied()
+    }
+
+    /// Id of the token that closes a text, `[SEP]` or `</s>`, if the family has one.
+    pub fn sep_id(&self) -> Option<u32> {
+        self.frame.behind.first().copied()
+    }
+
+    /// Id of the mask token, if the vocabulary has one.
+    pub fn mask_id(&self) -> Option<u32> {
+        self.mask
+    }
+
+    /// Most tokens of a text, special tokens counted, if `tokenizer_config.json` tells it (`model_max_length`).
+    pub fn max_length(&self) -> Option<usize> {
+        self.max_length
     }
 
     /// One more than the highest id; a model's embedding must have at least as many rows.
@@ -219,7 +236,7 @@ impl Tokenizer {
     /// The files that make the tokenizer, by name: `tokenizer.json` always (byT5's has none), others as the source folder
     /// had them.
     pub fn files(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        self.files.iter().map(|(name, bytes)| (*name, bytes.as_slice()))
+        self.files.iter()
     }
 
     /// Writes [`Tokenizer::files`] into a folder.
@@ -240,7 +257,7 @@ fn is_byt5(dir: &Path, config: &Value) -> Result<bool, DataError> {
     if let Value::String(class) = &config["tokenizer_class"] {
         return Ok(class == byt5::CLASS);
     }
-    let Some(bytes) = read(&dir.join("config.json"), 1 << 20)? else { return Ok(false) };
+    let Some(bytes) = files::read(&dir.join("config.json"), 1 << 20)? else { return Ok(false) };
     let model: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     Ok(model["tokenizer_class"] == byt5::CLASS)
 }
@@ -251,59 +268,28 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         .unwrap_or_else(|_| Err("the tokenizer library stopped on this input".into()))
 }
 
-fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, DataError> {
-    match fs::metadata(path) {
-        Ok(meta) if meta.is_file() => {}
-        Ok(_) => {
-            return Err(DataError::file(path, "expected a regular file, found a folder or a device"));
+/// Builds the pipeline of the vocabulary file `main`.
+fn build(main: &str, files: &Files, names: &Names) -> Result<tokenizers::Tokenizer, String> {
+    let bytes = files.get(main).unwrap_or_default();
+    match main {
+        JSON => json::build(bytes),
+        SPIECE => {
+            let extra =
+                names.config["extra_ids"].as_u64().map_or(100, |n| usize::try_from(n).unwrap_or(usize::MAX));
+            spiece::build(bytes, &names.t5(), extra)
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(DataError::io(path, "open the file")(e)),
+        XLM_ROBERTA => xlm_roberta::build(bytes, names),
+        WORD_PIECES => word_pieces::build(bytes, names),
+        _ => {
+            let merges = files
+                .get(MERGES)
+                .ok_or_else(|| format!("expected {MERGES} beside it, found none; get that file too"))?;
+            byte_pairs::build(bytes, merges, names)
+        }
     }
-    let file = File::open(path).map_err(DataError::io(path, "open the file"))?;
-    let mut bytes = Vec::new();
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(DataError::io(path, "read the file"))?;
-    if bytes.len() as u64 > limit {
-        return Err(DataError::file(
-            path,
-            format!("expected at most {limit} bytes, found more; this is not a tokenizer's file"),
-        ));
-    }
-    Ok(Some(bytes))
 }
 
-fn from_json(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
-    let bad = |e: String| {
-        format!(
-            "expected a tokenizer.json of Hugging Face tokenizers, found an error ({e}); get the file again"
-        )
-    };
-    let json: Value = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
-    check_maps(&json)?;
-    for (id, entry) in json["model"]["vocab"].as_array().into_iter().flatten().enumerate() {
-        let length = entry[0].as_str().map_or(0, str::len);
-        if length > MAX_PIECE_BYTES {
-            return Err(format!(
-                "expected pieces of at most {MAX_PIECE_BYTES} bytes, found {length} in piece {id}; get the file again"
-            ));
-        }
-    }
-    tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| bad(e.to_string()))
-}
-
-/// Checks every character map of the pipeline, however it is nested.
-fn check_maps(json: &Value) -> Result<(), String> {
-    match json {
-        Value::Object(map) => {
-            if let Some(Value::String(text)) = map.get("precompiled_charsmap") {
-                let bytes = charsmap::from_base64(text).ok_or(
-                    "expected base64 in `precompiled_charsmap`, found something else; get the file again",
-                )?;
-                charsmap::check(&bytes)?;
-            }
-            map.values().try_for_each(check_maps)
-        }
-        Value::Array(list) => list.iter().filter(|v| v.is_object() || v.is_array()).try_for_each(check_maps),
-        _ => Ok(()),
-    }
+/// `model_max_length`, where it is a bound.
+fn longest(config: &Value) -> Option<usize> {
+    config["model_max_length"].as_f64().filter(|&n| (1.0..NO_LIMIT).contains(&n)).map(|n| n as usize)
 }
