@@ -7,20 +7,21 @@ usage: cost_model.py [--shape base|large ...] --shard-seconds S [--shards 1] [--
 Assumptions, all of them:
   * An update of a rank is `shards` equal shards; two thirds of a shard's time is backward, spread over the parameters in
     their order, the tied embedding last.
-  * Gradients (4 bytes each) leave in buckets of up to 32 MB as backward is done with them, one after the other; only the last
+  * Gradients (4 bytes each) leave in buckets of up to 25 MB as backward is done with them, one after the other; only the last
     shard's backward can hide them.
   * A bucket's all-reduce halves along distance 1, 2, 4, ... and goes back: steps within a node at --local-gbs, steps between
     nodes at the link's speed, which the ranks of a node share; every step waits --latency-us twice; sums at --add-gbs.
   * An update ends with three small exchanges of 2 log2(R) latencies. Clipping and Adam are in the measured time.
   * Nothing else: no stragglers, no congestion, a full-bisection network.
-Efficiency is the time of one rank alone over the time with R ranks, for the same work per rank.
+Efficiency is the time of one rank alone over the time with R ranks, for the same work per rank. `slurm/cost_check.py` sets it beside
+what ranks on slowed cables show.
 """
 import argparse
 import math
 
 # Parameters: the tied embedding, then one bucket's worth after the other (T5 v1.0: width, feed-forward, layers).
 SHAPES = {"small": (512, 2048, 6, 8), "base": (768, 3072, 12, 12), "large": (1024, 4096, 24, 16)}
-BUCKET = 32 << 20
+BUCKET = 4 * (6 << 20)  # bytes; `MOST` of crates/train/src/ranks/parts.rs
 
 
 def parameters(shape):
