@@ -19,6 +19,7 @@ pub use device::{
 };
 pub use ops::feed_forward_end::Hidden;
 pub use ops::layer_norm::{LayerNorm, Normed};
+pub use ops::rotary::positions;
 pub use params::{Arena, Layout, Param, ParamSpec};
 pub use random::Dropout;
 pub use reference::Reference;

@@ -1,8 +1,13 @@
 //! Model architectures and their weights: Hugging Face and FiD layouts in and out.
 
+pub mod bert;
+pub mod encoder;
 pub mod export;
+mod fields;
 pub mod folder;
 pub mod import;
+pub mod model_file;
 mod new_folder;
+pub mod retriever;
 pub mod t5;
 pub mod weights;

@@ -86,8 +86,8 @@ impl EncoderOp {
                 tape.feed_forward_end(&x[0], hidden, p[0], bias.then(|| p[1]), &n, dropout)
             }
             EncoderOp::EmbeddingSum { ids } => {
-                let tables: Vec<(Param, &[u32])> =
-                    p.iter().zip(ids).map(|(p, ids)| (*p, ids.as_slice())).collect();
+                let tables: Vec<(Param, &[u32], Option<u32>)> =
+                    p.iter().zip(ids).map(|(p, ids)| (*p, ids.as_slice(), None)).collect();
                 tape.embedding_sum(&tables)
             }
             EncoderOp::Rotary { heads, spans, shared } => {

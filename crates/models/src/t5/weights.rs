@@ -1,76 +1,21 @@
 //! T5's values: from a model folder, or random by name; and a folder that Hugging Face tools open.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 use tercio_engine::random::{key_of_name, normal};
 use tercio_engine::{Arena, Device};
 
-use super::{ConfigError, T5, T5Config};
+use super::{T5, T5Config};
 use crate::folder::ModelFolder;
-use crate::weights::{DataFile, WeightsError, WeightsReader, fid_layout, save_safetensors};
-
-/// No configuration comes near this many bytes.
-const MAX_CONFIG: u64 = 1 << 20;
+use crate::model_file::{
+    ModelError, check_tensors, read_json, read_parameters, save_parameters, write_json,
+};
+use crate::weights::{WeightsReader, fid_layout};
 
 /// Why a T5 model could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum T5Error {
-    /// The configuration.
-    #[error("{}: {source}", path.display())]
-    Config {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: ConfigError,
-    },
-    /// The configuration file is no JSON object, or cannot be written.
-    #[error("{}: {what}", path.display())]
-    ConfigFile {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        what: String,
-    },
-    /// The weights.
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    /// The tensors do not have the shapes of the configuration.
-    #[error("{}: tensor `{name}` has shape {found:?}, the configuration asks for {expected:?}", path.display())]
-    Shape {
-        /// The model folder.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// Its shape in the file.
-        found: Vec<usize>,
-        /// Its shape by the configuration.
-        expected: Vec<usize>,
-    },
-    /// A weight that is infinite or not a number: nothing could be computed with the model.
-    #[error("{}: tensor `{name}`: element {at} is {value}, expected finite numbers; the model is damaged or its training \
-             diverged", path.display())]
-    NotFinite {
-        /// The model folder.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// Index of the first such element.
-        at: usize,
-        /// What stands there.
-        value: f32,
-    },
-    /// A tensor that no part of the model takes.
-    #[error("{}: tensor `{name}` belongs to no part of a T5 model of this configuration", path.display())]
-    Unknown {
-        /// The model folder.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-    },
-}
+pub type T5Error = ModelError;
 
 /// A model with its values.
 pub struct LoadedT5<D: Device> {
@@ -125,13 +70,7 @@ impl T5Config {
     /// # Errors
     /// A file that cannot be read, is no JSON object, or gives no shape ([`T5Config::from_json`]).
     pub fn read(path: &Path) -> Result<(T5Config, Map<String, Value>), T5Error> {
-        let wrong = |what: String| T5Error::ConfigFile { path: path.to_owned(), what };
-        let file = DataFile::open(path)?;
-        if file.len > MAX_CONFIG {
-            return Err(wrong(format!("expected at most {MAX_CONFIG} bytes of JSON, found {}", file.len)));
-        }
-        let json: Map<String, Value> = serde_json::from_slice(&file.head(MAX_CONFIG)?)
-            .map_err(|e| wrong(format!("expected a JSON object: {e}")))?;
+        let json = read_json(path)?;
         let config =
             T5Config::from_json(&json).map_err(|source| T5Error::Config { path: path.to_owned(), source })?;
         Ok((config, json))
@@ -168,19 +107,7 @@ impl T5 {
         }
         config.cross_attention_bias = found.cross_attention_bias;
         let model = T5::new(config);
-        let path = || folder.path().to_owned();
-        let specs = model.layout().specs();
-        let known: BTreeSet<&str> = specs.iter().map(|s| s.name.as_str()).collect();
-        if let Some(name) = weights.names().find(|n| !known.contains(n)) {
-            return Err(T5Error::Unknown { path: path(), name: name.to_owned() });
-        }
-        for spec in specs {
-            let found = weights.shape(&spec.name)?;
-            if found != spec.shape {
-                let (name, found, expected) = (spec.name.clone(), found.to_vec(), spec.shape.clone());
-                return Err(T5Error::Shape { path: path(), name, found, expected });
-            }
-        }
+        check_tensors(folder.path(), &weights, model.layout().specs(), &[], "T5")?;
         Ok(T5Headers { model, json, weights, fid_layout: found.fid })
     }
 }
@@ -200,14 +127,7 @@ impl<D: Device> LoadedT5<D> {
     pub fn open(folder: &ModelFolder, device: &D) -> Result<Self, T5Error> {
         let T5Headers { model, json, weights, .. } = T5::read_headers(folder)?;
         let mut parameters = Arena::zeros(device, model.layout());
-        for spec in model.layout().specs() {
-            let values = weights.read(&spec.name)?;
-            if let Some(at) = values.iter().position(|v| !v.is_finite()) {
-                let (path, name) = (folder.path().to_owned(), spec.name.clone());
-                return Err(T5Error::NotFinite { path, name, at, value: values[at] });
-            }
-            device.write(parameters.view_mut(spec.place), &values);
-        }
+        read_parameters(folder.path(), &weights, model.layout().specs(), device, &mut parameters)?;
         Ok(LoadedT5 { model, parameters, json })
     }
     /// Writes `config.json`, `generation_config.json` and `model.safetensors` into `folder`.
@@ -225,23 +145,12 @@ pub fn save<D: Device>(
     folder: &Path,
     device: &D,
 ) -> Result<(), T5Error> {
-    let write = |name: &str, json: Map<String, Value>| {
-        let path = folder.join(name);
-        let text =
-            serde_json::to_string_pretty(&Value::Object(json)).expect("JSON of numbers and strings") + "\n";
-        std::fs::write(&path, text)
-            .map_err(|e| T5Error::ConfigFile { path, what: format!("cannot write it: {e}") })
-    };
     let config = model.config.to_json(json);
     let mut generation = Map::new();
     for key in ["decoder_start_token_id", "eos_token_id", "pad_token_id"] {
         generation.insert(key.into(), config[key].clone());
     }
-    write("generation_config.json", generation)?;
-    write("config.json", config)?;
-    let specs = model.layout().specs();
-    let values: Vec<_> = specs.iter().map(|s| device.host(parameters.view(s.place))).collect();
-    let tensors = specs.iter().zip(&values).map(|(s, v)| (s.name.as_str(), s.shape.as_slice(), v.as_ref()));
-    save_safetensors(&folder.join("model.safetensors"), tensors, &[("format", "pt")])?;
-    Ok(())
+    write_json(folder.join("generation_config.json"), generation)?;
+    write_json(folder.join("config.json"), config)?;
+    save_parameters(folder, model.layout().specs(), parameters, &[], str::to_owned, device)
 }

@@ -61,13 +61,7 @@ pub fn to_fid(name: &str) -> String {
 pub fn normalize(reader: &mut WeightsReader) -> Result<T5Layout> {
     let path = reader.path.clone();
     let fid = reader.entries.keys().any(|name| name.starts_with("encoder.encoder."));
-    for (name, entry) in std::mem::take(&mut reader.entries) {
-        let new = from_fid(&name);
-        if let Some(other) = reader.entries.insert(new.clone(), entry) {
-            let what = format!("`{}` is the same parameter, {new}; expected one of them", other.stored_name);
-            return Err(WeightsError::tensor(&path, &name, what));
-        }
-    }
+    reader.rename(|name| Some(from_fid(name)))?;
     if !reader.contains(SHARED) {
         // Some writers keep only one of the names that share their memory.
         let Some(alias) = ALIASES.into_iter().find(|alias| reader.contains(alias)) else {

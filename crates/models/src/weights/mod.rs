@@ -119,6 +119,25 @@ impl WeightsReader {
         self.entries.contains_key(name)
     }
 
+    /// Gives every tensor the name that `rename` says; those without one go, and their old names come back.
+    ///
+    /// # Errors
+    /// Two tensors of one name.
+    pub(crate) fn rename(&mut self, rename: impl Fn(&str) -> Option<String>) -> Result<Vec<String>> {
+        let mut gone = Vec::new();
+        for (name, entry) in std::mem::take(&mut self.entries) {
+            let Some(new) = rename(&name) else {
+                gone.push(name);
+                continue;
+            };
+            if let Some(other) = self.entries.insert(new.clone(), entry) {
+                let what = format!("`{}` is the same parameter, {new}; expected one of them", other.stored_name);
+                return Err(WeightsError::tensor(&self.path, &name, what));
+            }
+        }
+        Ok(gone)
+    }
+
     /// Shape of a tensor.
     ///
     /// # Errors
