@@ -1,7 +1,8 @@
 //! Panels of an operand as the multiply-add kernels of `product.rs` read them: the vectors of a panel side by side.
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::__m512;
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use super::lanes::{Isa, Lanes, kernel};
 use super::product::{KC, Operand};
@@ -16,6 +17,10 @@ pub(super) enum Factors {
     /// Rounded to bf16, two steps of the inner dimension in a word: half the panel is used.
     Pairs,
 }
+
+/// Vectors of the widest panel of pairs.
+#[cfg(target_arch = "x86_64")]
+const WIDEST: usize = 32;
 
 /// Packs columns `[j, j + nr)` of `b`, all depth blocks, into their places in the whole packed operand of `np` panels.
 pub(super) unsafe fn pack_panel_of(
@@ -45,27 +50,19 @@ unsafe fn copy_rows<const W: usize>(s: *const f32, along: usize, depth: usize, d
     }
 }
 
-kernel! {
-    /// Rounds to the nearest bf16, ties to even; what is not a number stays none.
-    fn round_to_bf16(x: &mut [f32]) {
-        for x in x {
-            let bits = x.to_bits();
-            let near = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-            *x = f32::from_bits(if x.is_nan() { bits | 0x0040_0000 } else { near } & 0xffff_0000);
-        }
-    }
+/// The bits of the nearest bf16, ties to even, in the upper half of the word; what is not a number stays none.
+#[inline(always)]
+fn nearest_bf16(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let near = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    (if x.is_nan() { bits | 0x0040_0000 } else { near }) & 0xffff_0000
 }
 
 kernel! {
-    /// Puts lines of `width` bf16 values two and two together in words, where the first half of the lines was.
-    fn pair_up(panel: &mut [f32], width: usize) {
-        let lines = panel.len() / width;
-        for pair in 0..lines.div_ceil(2) {
-            let (first, second) = (2 * pair * width, (2 * pair + 1) * width);
-            for i in 0..width {
-                let high = if second < panel.len() { panel[second + i].to_bits() } else { 0 };
-                panel[pair * width + i] = f32::from_bits(panel[first + i].to_bits() >> 16 | high);
-            }
+    /// Rounds to the nearest bf16.
+    fn round_to_bf16(x: &mut [f32]) {
+        for x in x {
+            *x = f32::from_bits(nearest_bf16(*x));
         }
     }
 }
@@ -83,14 +80,76 @@ pub(super) unsafe fn pack(
     width: usize,
 ) {
     unsafe {
-        pack_plain(isa, s, vector, along, vectors, depth, d, width);
-        let panel = std::slice::from_raw_parts_mut(d, depth * width);
-        if factors != Factors::Plain {
-            round_to_bf16(isa, panel);
-        }
+        #[cfg(target_arch = "x86_64")]
         if factors == Factors::Pairs {
-            pair_up(isa, panel, width);
+            return pack_pairs(isa, s, vector, along, vectors, depth, d, width);
         }
+        pack_plain(isa, s, vector, along, vectors, depth, d, width);
+        if factors == Factors::Rounded {
+            round_to_bf16(isa, std::slice::from_raw_parts_mut(d, depth * width));
+        }
+    }
+}
+
+/// As [`pack_plain`], every two steps of the depth in one word, the first in its lower half. The instruction takes numbers
+/// below the normal ones for zero, as the multiply-add of pairs does.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn pack_pairs(
+    isa: Isa,
+    s: *const f32,
+    vector: usize,
+    along: usize,
+    vectors: usize,
+    depth: usize,
+    d: *mut f32,
+    width: usize,
+) {
+    let words = depth.div_ceil(2);
+    // SAFETY: masked loads and stores stay within the caller's rows and panel.
+    unsafe {
+        let round = |first: __m512, second: __m512| -> __m512i {
+            std::mem::transmute(_mm512_cvtne2ps_pbh(second, first))
+        };
+        let some = |n: usize| if n < 16 { (1u16 << n) - 1 } else { u16::MAX };
+        if vector == 1 {
+            // Two lines beside each other become one of words.
+            let zip = _mm512_set_epi16(
+                31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
+                3, 18, 2, 17, 1, 16, 0,
+            );
+            for p in 0..words {
+                let (line, last) = (s.add(2 * p * along), 2 * p + 1 == depth);
+                for i in (0..width).step_by(16) {
+                    let mask = some(vectors.saturating_sub(i));
+                    let first = _mm512_maskz_loadu_ps(mask, line.wrapping_add(i));
+                    let second =
+                        _mm512_maskz_loadu_ps(if last { 0 } else { mask }, line.wrapping_add(along + i));
+                    let pairs = _mm512_permutexvar_epi16(zip, round(first, second));
+                    _mm512_mask_storeu_epi32(d.add(p * width + i).cast(), some(width - i), pairs);
+                }
+            }
+            return;
+        }
+        debug_assert_eq!(along, 1);
+        // Rows become words first, so that half as much is transposed.
+        let mut rows = [const { MaybeUninit::<f32>::uninit() }; WIDEST * KC / 2];
+        let rows = rows.as_mut_ptr() as *mut f32;
+        for i in 0..vectors {
+            let row = s.add(i * vector);
+            for p in (0..words).step_by(16) {
+                let left = depth - 2 * p;
+                let first = _mm512_maskz_loadu_ps(some(left), row.add(2 * p));
+                let second =
+                    _mm512_maskz_loadu_ps(some(left.saturating_sub(16)), row.wrapping_add(2 * p + 16));
+                _mm512_mask_storeu_epi32(
+                    rows.add(i * words + p).cast(),
+                    some(words - p),
+                    round(first, second),
+                );
+            }
+        }
+        pack_plain(isa, rows, words, 1, vectors, words, d, width);
     }
 }
 

@@ -20,11 +20,11 @@ use super::pool::ask_for_huge_pages;
 use crate::device::Matrix;
 
 /// Depth of a packed block.
-pub(super) const KC: usize = 384;
+pub(super) const KC: usize = 768;
 /// Rows of a packed block of the left operand, about.
-const MC: usize = 168;
+const MC: usize = 112;
 /// Panels of the right operand whose part of the result is finished before the next are begun.
-const JB: usize = 24;
+const JB: usize = 6;
 /// Below this many multiply-adds a product runs on the calling thread.
 pub(super) const SERIAL: usize = 1 << 17;
 
@@ -198,13 +198,13 @@ unsafe fn run<L: Lanes, const MR: usize, const NV: usize>(
         return unsafe { panels(a, b, factors, Packed::Each, c, stride, accumulate, whole) };
     }
     // Cut rows into blocks of at most MC, as even as MR allows; few rows are cut by columns too, then each part packs its own panels.
-    let blocks = m.div_ceil(MC).next_multiple_of(if m >= threads * MR { threads } else { 1 });
-    let mc = m.div_ceil(blocks).next_multiple_of(MR);
-    let blocks = m.div_ceil(mc);
+    let strips = m.div_ceil(MR);
+    let blocks = m.div_ceil(MC).next_multiple_of(if m >= threads * MR { threads } else { 1 }).min(strips);
     let cuts = if blocks >= threads { 1 } else { (4 * threads).div_ceil(blocks).min(np) };
     let parts = move |t: usize| {
         let (i, j) = (t / cuts, t % cuts);
-        Part { i0: i * mc, i1: m.min((i + 1) * mc), j0: np * j / cuts, j1: np * (j + 1) / cuts }
+        let row = |i: usize| m.min(strips * i / blocks * MR);
+        Part { i0: row(i), i1: row(i + 1), j0: np * j / cuts, j1: np * (j + 1) / cuts }
     };
     if blocks == 1 {
         (0..cuts)
