@@ -17,6 +17,7 @@ mod torch_writer;
 
 pub use error::{Result, WeightsError};
 pub use file::Dtype;
+pub use pickle::PickledVectors;
 #[cfg(feature = "hub")]
 pub(crate) use index::shards;
 pub use safetensors::{SafetensorsWriter, save_safetensors};

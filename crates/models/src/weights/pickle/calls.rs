@@ -1,7 +1,7 @@
 //! What a pickle may name and call, and what comes of it: dicts and tensors.
 
 use super::machine::{Machine, Step};
-use super::{Global, Id, PickleError, STORAGES, StorageRef, TensorRef, Value};
+use super::{Content, Global, Id, PickleError, STORAGES, StorageRef, TensorRef, Value};
 use crate::weights::file::Dtype;
 
 impl<'a> Machine<'a> {
@@ -10,6 +10,9 @@ impl<'a> Machine<'a> {
     }
 
     pub fn global(&self, module: &str, name: &str) -> Step<Global> {
+        if self.content == Content::Arrays {
+            return self.array_global(module, name);
+        }
         match (module, name) {
             ("torch._utils", "_rebuild_tensor_v2") => Ok(Global::RebuildTensor),
             ("torch._utils", "_rebuild_parameter") => Ok(Global::RebuildParameter),
@@ -79,16 +82,19 @@ impl<'a> Machine<'a> {
             Value::Global(Global::Storage(i)) => {
                 return self.invalid(format!("a call of torch.{}", STORAGES[*i].0));
             }
+            Value::Global(global @ (Global::Reconstruct | Global::FromBuffer | Global::NumpyDtype)) => {
+                self.array_call(*global, &args)?
+            }
             other => return self.invalid(format!("a call of {}", other.kind())),
         };
         self.push(result)
     }
 
-    fn count(&self, value: i64, what: &str) -> Step<usize> {
+    pub fn count(&self, value: i64, what: &str) -> Step<usize> {
         usize::try_from(value).or_else(|_| self.invalid(format!("{what} {value}; expected 0 or more")))
     }
 
-    fn counts(&self, ids: &[Id], what: &str) -> Step<Vec<usize>> {
+    pub fn counts(&self, ids: &[Id], what: &str) -> Step<Vec<usize>> {
         // Torch itself stops at 64 axes.
         if ids.len() > 64 {
             return self.invalid(format!("{what} of {} axes; expected at most 64", ids.len()));

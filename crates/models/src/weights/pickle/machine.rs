@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Id, MAX_VALUES, PickleError, Value};
+use super::{Content, Id, PickleError, Value};
 
 /// A pickle that is being run.
 pub(super) struct Machine<'a> {
@@ -12,6 +12,7 @@ pub(super) struct Machine<'a> {
     /// First byte of the current operation.
     pub start: usize,
     pub values: Vec<Value<'a>>,
+    pub content: Content,
     stack: Vec<Id>,
     /// Heights of the stack at open marks.
     marks: Vec<usize>,
@@ -25,9 +26,9 @@ pub(super) struct Machine<'a> {
 pub(super) type Step<T> = Result<T, PickleError>;
 
 impl<'a> Machine<'a> {
-    pub fn new(bytes: &'a [u8]) -> Self {
+    pub fn new(bytes: &'a [u8], content: Content) -> Self {
         let (values, stack, marks, memo) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
-        Self { bytes, at: 0, start: 0, values, stack, marks, memo, copied: 0 }
+        Self { bytes, at: 0, start: 0, values, content, stack, marks, memo, copied: 0 }
     }
 
     pub fn invalid<T>(&self, what: impl Into<String>) -> Step<T> {
@@ -63,8 +64,8 @@ impl<'a> Machine<'a> {
     }
 
     pub fn push(&mut self, value: Value<'a>) -> Step<()> {
-        if self.values.len() >= MAX_VALUES {
-            return self.invalid(format!("more than {MAX_VALUES} values"));
+        if self.values.len() >= self.content.most_values() {
+            return self.invalid(format!("more than {} values", self.content.most_values()));
         }
         self.values.push(value);
         self.stack.push(self.values.len() - 1);
@@ -74,8 +75,8 @@ impl<'a> Machine<'a> {
     /// Counts elements that a call is about to copy.
     pub fn copy(&mut self, n: usize) -> Step<()> {
         self.copied = self.copied.saturating_add(n);
-        if self.copied > MAX_VALUES {
-            return self.invalid(format!("calls that copy more than {MAX_VALUES} values"));
+        if self.copied > self.content.most_values() {
+            return self.invalid(format!("calls that copy more than {} values", self.content.most_values()));
         }
         Ok(())
     }
@@ -119,8 +120,8 @@ impl<'a> Machine<'a> {
                 }
                 0x95 => drop(self.uint(8)?),
                 b'(' => {
-                    if self.marks.len() >= MAX_VALUES {
-                        return self.invalid(format!("more than {MAX_VALUES} marks"));
+                    if self.marks.len() >= self.content.most_values() {
+                        return self.invalid(format!("more than {} marks", self.content.most_values()));
                     }
                     self.marks.push(self.stack.len());
                 }
@@ -165,14 +166,15 @@ impl<'a> Machine<'a> {
                     let text = self.text(bytes)?;
                     self.push(Value::Str(text))?;
                 }
-                b'C' | b'B' | 0x8e => {
+                // Also BYTEARRAY8.
+                b'C' | b'B' | 0x8e | 0x96 => {
                     let n = self.uint(match op {
                         b'C' => 1,
                         b'B' => 4,
                         _ => 8,
                     })?;
-                    self.take(n)?;
-                    self.push(Value::Bytes)?;
+                    let bytes = self.take(n)?;
+                    self.push(Value::Bytes(bytes))?;
                 }
                 b')' => self.push(Value::Tuple(Vec::new()))?,
                 b']' => self.push(Value::List(Vec::new()))?,
@@ -224,8 +226,9 @@ impl<'a> Machine<'a> {
                         _ => self.memo.len() as u64,
                     };
                     let id = self.top()?;
-                    if self.memo.len() >= MAX_VALUES {
-                        return self.invalid(format!("more than {MAX_VALUES} stored values"));
+                    if self.memo.len() >= self.content.most_values() {
+                        return self
+                            .invalid(format!("more than {} stored values", self.content.most_values()));
                     }
                     self.memo.insert(key, id);
                 }
@@ -257,6 +260,10 @@ impl<'a> Machine<'a> {
                 b'b' => {
                     let state = self.pop()?;
                     let target = self.top()?;
+                    if self.content == Content::Arrays {
+                        self.build_array(target, state)?;
+                        continue;
+                    }
                     let (target, state) = (&self.values[target], &self.values[state]);
                     if !matches!((target, state), (Value::Dict(_), Value::Dict(_))) {
                         return self.invalid(format!(
@@ -282,8 +289,10 @@ impl<'a> Machine<'a> {
                     } else {
                         format!("{op:#04x}")
                     };
-                    return self
-                        .invalid(format!("operation {shown}, which no dict of tensors needs; refused"));
+                    return self.invalid(format!(
+                        "operation {shown}, which no {} needs; refused",
+                        self.content.name()
+                    ));
                 }
             }
         }

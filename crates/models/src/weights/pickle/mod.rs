@@ -1,4 +1,4 @@
-//! A pickle machine that can build tensors and nothing else.
+//! A pickle machine that can build tensors (or numpy's arrays) and nothing else.
 //!
 //! A Python pickle is a program; the real machine may import and call anything. This one knows the operations that
 //! `torch.save` emits for a dict of tensors and the few globals in [`Global`]; anything else is refused before it could
@@ -9,10 +9,14 @@ use super::file::Dtype;
 
 mod calls;
 mod machine;
+mod numpy;
+mod skeleton;
 #[cfg(test)]
 mod tests;
 
 use machine::Machine;
+
+pub use numpy::PickledVectors;
 
 /// No dict of tensors comes near this many bytes of pickle.
 pub(super) const MAX_PICKLE: u64 = 16 << 20;
@@ -29,9 +33,40 @@ pub(super) enum PickleError {
     Invalid { what: String, position: usize },
 }
 
+/// What a pickle may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// A dict of tensors.
+    Tensors,
+    /// Lists of ids and numpy's arrays.
+    Arrays,
+}
+
+impl Content {
+    /// Bounds the memory of a pickle that is made of one-byte operations.
+    fn most_values(self) -> usize {
+        match self {
+            Content::Tensors => MAX_VALUES,
+            Content::Arrays => numpy::MAX_VALUES,
+        }
+    }
+    fn name(self) -> &'static str {
+        match self {
+            Content::Tensors => "dict of tensors",
+            Content::Arrays => "list of ids and vectors",
+        }
+    }
+}
+
 /// The Python objects that may be named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Global {
+    /// `numpy.core.multiarray._reconstruct`
+    Reconstruct,
+    /// `numpy.core.numeric._frombuffer`
+    FromBuffer,
+    NdArray,
+    NumpyDtype,
     RebuildTensor,
     RebuildParameter,
     OrderedDict,
@@ -66,7 +101,11 @@ enum Value<'a> {
     Long(&'a [u8]),
     Float,
     Str(&'a str),
-    Bytes,
+    Bytes(&'a [u8]),
+    /// A numpy format; `None` for those that are no float.
+    Format(Option<Dtype>),
+    /// An array, once its state is set.
+    Array(Option<ArrayRef<'a>>),
     Tuple(Vec<Id>),
     List(Vec<Id>),
     Dict(Vec<(Id, Id)>),
@@ -82,6 +121,14 @@ pub(super) struct StorageRef<'a> {
     pub dtype: Dtype,
     /// Elements.
     pub numel: usize,
+}
+
+/// A numpy array: its numbers, row-major, are named by `bytes`. Nothing is checked against them yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct ArrayRef<'a> {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: &'a [u8],
 }
 
 /// A view of a storage. Nothing is checked against the storage's size yet.
@@ -105,7 +152,11 @@ pub(super) struct Pickle<'a> {
 impl<'a> Pickle<'a> {
     /// Runs the pickle at the start of `bytes`.
     pub fn load(bytes: &'a [u8]) -> Result<Self, PickleError> {
-        let mut machine = Machine::new(bytes);
+        Self::load_content(bytes, Content::Tensors)
+    }
+
+    fn load_content(bytes: &'a [u8], content: Content) -> Result<Self, PickleError> {
+        let mut machine = Machine::new(bytes, content);
         let top = machine.run()?;
         Ok(Self { values: machine.values, top, consumed: machine.at })
     }
@@ -181,6 +232,7 @@ impl Value<'_> {
         match self {
             Value::Tuple(items) | Value::List(items) => items.len(),
             Value::Tensor(tensor) => tensor.shape.len(),
+            Value::Array(Some(array)) => array.shape.len(),
             _ => 0,
         }
     }
@@ -192,7 +244,9 @@ impl Value<'_> {
             Value::Int(_) | Value::Long(_) => "an integer",
             Value::Float => "a float",
             Value::Str(_) => "a string",
-            Value::Bytes => "bytes",
+            Value::Bytes(_) => "bytes",
+            Value::Format(_) => "a number format",
+            Value::Array(_) => "an array",
             Value::Tuple(_) => "a tuple",
             Value::List(_) => "a list",
             Value::Dict(_) => "a dict",
