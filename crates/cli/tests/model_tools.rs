@@ -154,3 +154,27 @@ fn models_and_data_are_fetched_from_a_mirror_and_made_ready() {
     let text = refused(&["model", "download", "x"]);
     assert!(text.contains("nq_reader_base, nq_reader_large"), "{text}");
 }
+
+#[test]
+fn byt5_needs_no_file_of_a_tokenizer() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data/families/byt5");
+    let name = folder.to_str().unwrap();
+    let (said, _) = run(&["model", "inspect", name, "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&report["tokenizer"], &report["tokenizer_size"]), (&"bytes".into(), &384.into()), "{report}");
+    assert!(run(&["model", "inspect", name]).0.contains("tokenizer      byT5's bytes, 384 ids"));
+    let place = Place::new();
+    let config = folder.join("config.json");
+    let random = ["--model_path", "none", "--init", "random", "--total_steps", "2", "--model_config"];
+    place.train("byt5", &[&random[..], &[config.to_str().unwrap()]].concat());
+    // A checkpoint of it is a folder that names its tokenizer.
+    let saved = place.run_dir("byt5").join("checkpoint/latest");
+    assert!(run(&["model", "inspect", saved.to_str().unwrap()]).0.contains("byT5's bytes"));
+    // A shape alone, of another family, says what is missing.
+    let alone = place.path("alone");
+    std::fs::create_dir(&alone).unwrap();
+    std::fs::copy(golden().join("fid_reader_t5v10/model/config.json"), alone.join("config.json")).unwrap();
+    let config = alone.join("config.json");
+    let said = failure(&place.run("alone", &[&random[..], &[config.to_str().unwrap()]].concat()));
+    assert!(said.contains("expected tokenizer.json") && said.contains("--tokenizer"), "{said}");
+}

@@ -285,6 +285,10 @@ pub trait Device: EncoderKernels + Clone + Send + Sync + Sized + 'static {
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64>;
     /// Releases buffers kept for reuse that recent work did not need.
     fn trim(&self) {}
+    /// Bytes that the device's buffers hold now, as they were asked for; 0 where it does not count them.
+    fn bytes_in_use(&self) -> u64 {
+        0
+    }
 
     /// `target[i] = value`
     fn fill(&self, target: ViewMut<'_, Self>, value: f64);

@@ -5,6 +5,7 @@
 
 pub mod cpu;
 pub mod device;
+pub mod memory;
 pub mod ops;
 pub mod params;
 pub mod random;

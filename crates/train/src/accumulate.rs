@@ -20,12 +20,13 @@ pub struct GroupSum<D: Device> {
     /// `levels[l]` holds the sum of 2^l groups that waits for its right sibling.
     levels: Vec<Option<Arena<D>>>,
     free: Vec<Arena<D>>,
+    made: usize,
 }
 
 impl<D: Device> GroupSum<D> {
     /// An empty sum.
     pub fn new(device: &D) -> Self {
-        GroupSum { device: device.clone(), levels: Vec::new(), free: Vec::new() }
+        GroupSum { device: device.clone(), levels: Vec::new(), free: Vec::new(), made: 0 }
     }
     /// An arena of zeros to compute the next group into.
     pub fn arena(&mut self, layout: &Layout) -> Arena<D> {
@@ -34,8 +35,16 @@ impl<D: Device> GroupSum<D> {
                 self.device.fill(arena.all_mut(), 0.0);
                 arena
             }
-            None => Arena::zeros(&self.device, layout),
+            None => {
+                let arena = Arena::zeros(&self.device, layout);
+                self.made += 1;
+                arena
+            }
         }
+    }
+    /// Arenas that exist, in use or for reuse.
+    pub fn arenas(&self) -> usize {
+        self.made
     }
     /// Adds the next group's sum.
     pub fn push(&mut self, mut group: Arena<D>) {

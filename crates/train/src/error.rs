@@ -7,6 +7,7 @@ use tercio_models::t5::T5Error;
 use tercio_models::weights::WeightsError;
 
 use crate::run::RunError;
+use crate::shortage::Shortage;
 
 /// An error of training or evaluation; each says what was expected and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +72,9 @@ pub enum TrainError {
         /// Rows of the model's embedding.
         model: usize,
     },
+    /// No more memory.
+    #[error("{0}")]
+    OutOfMemory(Box<Shortage>),
     /// A file, a checkpoint or a result that cannot be used as it is.
     #[error("{0}")]
     Unusable(String),

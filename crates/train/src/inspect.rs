@@ -48,7 +48,8 @@ pub struct ModelReport {
     pub cross_attention_bias: bool,
     /// Number formats of the tensors.
     pub dtypes: Vec<String>,
-    /// `tokenizer.json` or `spiece.model`; `None` where the folder has neither.
+    /// The file of its vocabulary (`tokenizer.json`, `spiece.model`, ...), `bytes` where the folder names byT5's; `None` where
+    /// it has none.
     pub tokenizer: Option<&'static str>,
     /// Ids of the tokenizer.
     pub tokenizer_size: Option<usize>,
@@ -72,9 +73,12 @@ pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
     for spec in model.layout().specs() {
         dtypes.insert(dtype_name(weights.dtype(&spec.name)?));
     }
-    let tokenizer = ["tokenizer.json", "spiece.model"].into_iter().find(|f| folder.file(f).is_some());
-    let tokenizer_size =
-        tokenizer.map(|_| Tokenizer::load(folder.path()).map(|t| t.vocab_size())).transpose()?;
+    let file = VOCABULARIES.into_iter().find(|f| folder.file(f).is_some());
+    let (tokenizer, tokenizer_size) = match (file, Tokenizer::load(folder.path())) {
+        (Some(file), loaded) => (Some(file), Some(loaded?.vocab_size())),
+        (None, Ok(bytes)) => (Some("bytes"), Some(bytes.vocab_size())),
+        (None, Err(_)) => (None, None),
+    };
     let parameters = model.layout().len() as u64;
     Ok(ModelReport {
         path: folder.path().display().to_string(),
@@ -99,6 +103,10 @@ pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
         train_bytes: parameters * 16,
     })
 }
+
+/// Files of vocabularies, in the order in which they are looked for.
+const VOCABULARIES: [&str; 5] =
+    ["tokenizer.json", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json"];
 
 fn file_name(path: &std::path::Path) -> String {
     path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
@@ -147,6 +155,7 @@ impl fmt::Display for ModelReport {
             }
         )?;
         match (self.tokenizer, self.tokenizer_size) {
+            (Some("bytes"), Some(size)) => writeln!(f, "  tokenizer      byT5's bytes, {size} ids")?,
             (Some(file), Some(size)) => writeln!(f, "  tokenizer      {file}, {size} ids")?,
             _ => writeln!(f, "  tokenizer      none in the folder: give --tokenizer to other commands")?,
         }

@@ -22,6 +22,7 @@ pub mod run;
 pub mod schedule;
 pub mod scratch;
 pub mod setup;
+pub mod shortage;
 pub mod state;
 pub mod step;
 pub mod trainer;

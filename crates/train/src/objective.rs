@@ -89,6 +89,10 @@ pub trait Objective<D: Device>: Sync {
     ) -> ShardOutcome {
         self.gradient_with(device, parameters, shard, draw, weight, gradients, None)
     }
+    /// Flags of the task that would make a shard's activations smaller, as they would be given.
+    fn smaller_shards(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// Measures the parameters on held-out data, by all ranks; rank 0 gets the outcome, the others `None`, as it gets where
     /// there is no such data.
     ///

@@ -6,11 +6,13 @@ use std::ops::Range;
 use rayon::prelude::*;
 use tercio_comm::World;
 use tercio_data::{DataError, PackedReaderBatch, Question, Questions, ReaderEncoding, Tokenizer};
+use tercio_engine::memory::{OutOfMemory, caught};
 use tercio_engine::{Arena, Device, Span, Tape};
 use tercio_models::t5::{Decoded, Decoding, GenerationRequest, T5};
 
 use crate::error::TrainError;
 use crate::ranks::answers::{self, Answers};
+use crate::shortage::{Part, Shortage};
 
 /// Batches of each rank between two gatherings of answers: what rank 0 keeps of the others' is bounded.
 const ROUND: usize = 4;
@@ -104,7 +106,38 @@ pub fn padded_positions(batch: &PackedReaderBatch, width: usize) -> Vec<u32> {
 
 impl<D: Device> Predictor<'_, D> {
     /// Answers questions that are at hand; passages are read in the order of their scores, where all have one.
+    ///
+    /// # Errors
+    /// A question that cannot be encoded; [`TrainError::OutOfMemory`].
     pub fn answer(&self, questions: &[Question]) -> Result<Vec<Prediction>, TrainError> {
+        let before = self.device.bytes_in_use();
+        caught(|| self.answer_here(questions)).unwrap_or_else(|out| {
+            Err(TrainError::OutOfMemory(Box::new(self.shortage(questions, before, out))))
+        })
+    }
+
+    /// What took the memory where `questions` were answered, beside the `before` bytes that were in use.
+    fn shortage(&self, questions: &[Question], before: u64, out: OutOfMemory) -> Shortage {
+        let parameters = (self.parameters.len() * size_of::<D::Element>()) as u64;
+        let below = |flag: &str, now: usize| (now > 1).then(|| format!("{flag} below {now}"));
+        let (e, beams) = (&self.encoding, self.decoding.num_beams);
+        let read = questions.iter().map(|q| q.ctxs.len().min(e.n_context)).max().unwrap_or(0);
+        let batch = below("--per_gpu_batch_size (in training --micro_batch_size)", questions.len());
+        let passages = below("--n_context (in training --eval_n_context)", read);
+        let flags =
+            [batch, passages, below("--text_maxlength", e.text_maxlength), below("--num_beams", beams)];
+        let part = |name, bytes| Part { name, bytes, note: String::new(), flags: Vec::new() };
+        let training = part("the training around it", before.saturating_sub(parameters));
+        let known = vec![part("parameters", parameters), training];
+        let activations = Part { flags: flags.into_iter().flatten().collect(), ..part("activations", 0) };
+        let doing = match questions.len() {
+            1 => "in the answer to a question".to_owned(),
+            n => format!("in the answers to {n} questions at a time"),
+        };
+        Shortage::new(doing, out, known, activations)
+    }
+
+    fn answer_here(&self, questions: &[Question]) -> Result<Vec<Prediction>, TrainError> {
         let encoded: Vec<_> = questions
             .par_iter()
             .map(|q| self.encoding.encode_for_answering(q, self.tokenizer))

@@ -1,8 +1,12 @@
-//! A file of results that appears under its name whole or not at all: written beside, synced, renamed.
+//! A file of results that appears under its name whole or not at all: written beside, synced, renamed. What a killed process
+//! left beside it goes with the next file of that name.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
 
 use crate::error::TrainError;
 use crate::run::beside;
@@ -14,6 +18,9 @@ pub struct ReplacedFile {
     temporary: PathBuf,
     out: Option<BufWriter<File>>,
 }
+
+/// A file that was changed later may belong to a process that has not locked it yet.
+const YOUNG: Duration = Duration::from_secs(60);
 
 impl ReplacedFile {
     /// Starts a file that will be `path`, whose folder is created. What stands at `path` stays until the end.
@@ -35,8 +42,11 @@ impl ReplacedFile {
         if let Some(folder) = target.parent().filter(|p| !p.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(wrong)?;
         }
+        remove_dead(&target, YOUNG);
         let temporary = beside(&target);
         let file = File::options().write(true).create_new(true).open(&temporary).map_err(wrong)?;
+        // Tells the living from the dead, as long as it is open.
+        let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
         Ok(ReplacedFile { target, temporary, out: Some(BufWriter::new(file)) })
     }
 
@@ -80,6 +90,29 @@ impl Drop for ReplacedFile {
     fn drop(&mut self) {
         if self.out.take().is_some() {
             let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Removes what killed processes left of this file: names of [`beside`] that nobody has locked.
+fn remove_dead(target: &Path, young: Duration) {
+    let folder = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(folder)) else { return };
+    let start = format!(".{}.", name.to_string_lossy());
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let left = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_prefix(&start));
+        let is_ours = left.and_then(|rest| rest.split_once('-')).is_some_and(|(pid, random)| {
+            pid.parse::<u32>().is_ok() && random.len() == 8 && random.bytes().all(|b| b.is_ascii_hexdigit())
+        });
+        let Some(meta) = fs::symlink_metadata(&path).ok().filter(|m| is_ours && m.is_file()) else {
+            continue;
+        };
+        let is_old = meta.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= young));
+        let is_dead = || {
+            File::open(&path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+        };
+        if is_old && is_dead() {
+            let _ = fs::remove_file(&path);
         }
     }
 }
@@ -146,5 +179,23 @@ mod tests {
             let error = ReplacedFile::create(wrong).unwrap_err().to_string();
             assert!(error.contains("a folder, a pipe or a device"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_killed_processes_left_goes_with_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |name: &str| dir.path().join(name);
+        let dead = of(".r.txt.12-0123abcd");
+        let others = [of(".r.txt.12-other"), of(".other.txt.12-0123abcd"), of(".r.txt.x-0123abcd")];
+        for path in others.iter().chain([&dead]) {
+            fs::write(path, "x").unwrap();
+        }
+        let living = ReplacedFile::create(&of("r.txt")).unwrap();
+        assert!(dead.exists(), "it is young");
+        remove_dead(&of("r.txt"), Duration::ZERO);
+        assert!(!dead.exists() && living.temporary.exists());
+        assert!(others.iter().all(|path| path.exists()), "these are not ours");
+        living.finish().unwrap();
+        assert!(of("r.txt").exists());
     }
 }

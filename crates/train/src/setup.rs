@@ -373,14 +373,6 @@ fn initial_model<D: Device>(
     seed: u64,
     device: &D,
 ) -> Result<(LoadedT5<D>, Tokenizer), TrainError> {
-    let tokenizer_of = |folder: Option<&Path>| -> Result<Tokenizer, TrainError> {
-        let folder = o.tokenizer.as_deref().or(folder).ok_or_else(|| {
-            TrainError::Options(
-                "--init random needs --tokenizer: the folder of a tokenizer.json or spiece.model".into(),
-            )
-        })?;
-        Ok(Tokenizer::load(folder)?)
-    };
     if o.init == Init::Random {
         if o.model_path != "none" {
             return Err(TrainError::Options("--init random and --model_path exclude each other".into()));
@@ -389,9 +381,16 @@ fn initial_model<D: Device>(
             Some(path) => (T5Config::read(path)?.0, path.parent()),
             None => (of_size(&o.model_size)?, None),
         };
-        // The shape's own folder serves as the tokenizer's where it holds one.
-        let own = folder.filter(|f| f.join("tokenizer.json").is_file() || f.join("spiece.model").is_file());
-        let tokenizer = tokenizer_of(own)?;
+        // The shape's own folder serves as the tokenizer's where it holds one, or names byT5's.
+        let tokenizer = match (&o.tokenizer, folder) {
+            (Some(given), _) => Tokenizer::load(given)?,
+            (None, Some(own)) => Tokenizer::load(own)
+                .map_err(|e| TrainError::Unusable(format!("{e}; or give --tokenizer another folder")))?,
+            (None, None) => {
+                let what = "--init random needs --tokenizer: the folder of a tokenizer.json or spiece.model";
+                return Err(TrainError::Options(what.into()));
+            }
+        };
         return Ok((random_model(config, seed, device)?, tokenizer));
     }
     if o.model_config.is_some() {
@@ -405,7 +404,7 @@ fn initial_model<D: Device>(
         path => path.to_owned(),
     };
     let folder = ModelFolder::open(&name)?;
-    let tokenizer = tokenizer_of(Some(folder.path()))?;
+    let tokenizer = Tokenizer::load(o.tokenizer.as_deref().unwrap_or(folder.path()))?;
     Ok((LoadedT5::open(&folder, device)?, tokenizer))
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
+use tercio_engine::memory::{OutOfMemory, caught};
 use tercio_engine::{Arena, Buckets, Device, Draw};
 
 use crate::accumulate::{GroupSum, group_of};
@@ -19,6 +20,7 @@ use crate::ranks::message::{After, Before, strongest};
 use crate::ranks::parts::Parts;
 use crate::ranks::spans::{Kind, Spans};
 use crate::run::StopReason;
+use crate::shortage::{Part, Shortage};
 
 /// Parameters and everything that an update changes.
 pub struct TrainState<D: Device> {
@@ -165,7 +167,36 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         watch: Watch<'_>,
     ) -> Result<Update, TrainError> {
         let device = self.device.clone();
-        device.run(|| self.update_here(state, examples, watch))
+        let update = || device.run(|| self.update_here(state, examples, watch));
+        match caught(update) {
+            Ok(outcome) => outcome,
+            Err(out) => Err(TrainError::OutOfMemory(Box::new(self.shortage(out, state)))),
+        }
+    }
+
+    /// What took the memory in an update, and which flags take less.
+    fn shortage(&self, out: OutOfMemory, state: &TrainState<D>) -> Shortage {
+        let bytes = |elements: usize| (elements * size_of::<D::Element>()) as u64;
+        let parameters = bytes(state.parameters.len());
+        let (sums, kept) = (self.sum.arenas(), bytes(state.first.len() + state.second.len()));
+        let part = |name, bytes, flags: &[(bool, &str)]| {
+            let flags = flags.iter().filter(|f| f.0).map(|f| f.1.to_owned()).collect();
+            Part { name, bytes, note: String::new(), flags }
+        };
+        let is_adam = kept > 0 && !state.first.is_empty();
+        let shares = is_adam && self.world.size() > 1 && !self.parts.is_split();
+        let moments = [(shares, "--shard optimizer"), (is_adam, "--optim adafactor")];
+        let gradients = Part {
+            note: if sums > 1 { format!("{sums} sums") } else { String::new() },
+            ..part("gradients", parameters * sums as u64, &[(self.plan.groups > 1, "--bit_groups 1")])
+        };
+        let mut activations = part("activations", 0, &[]);
+        if self.plan.micro > 1 {
+            activations.flags.push(format!("--micro_batch_size below {}", self.plan.micro));
+        }
+        activations.flags.extend(self.objective.smaller_shards());
+        let known = vec![part("parameters", parameters, &[]), part("moments", kept, &moments), gradients];
+        Shortage::new(format!("in update {}", state.step + 1), out, known, activations)
     }
 
     fn update_here(

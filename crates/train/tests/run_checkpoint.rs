@@ -151,6 +151,24 @@ fn to_start_over_beside_incomplete_checkpoints_is_refused() {
 }
 
 #[test]
+fn a_newer_checkpoint_of_another_version_is_not_passed_over() {
+    let run = run();
+    for step in [1, 2, 3] {
+        commit(&run.store, step);
+    }
+    let path = run.folder().join("step-2").join(MANIFEST_NAME);
+    let good = fs::read_to_string(&path).unwrap();
+    fs::write(&path, "{\"format\": 2, \"fields\": \"unknown here\"}").unwrap();
+    assert_eq!(run.resumes_from(), Some(3), "an older one is of no use anyway");
+    fs::write(&path, good).unwrap();
+    fs::write(run.folder().join("step-3").join(MANIFEST_NAME), "{\"format\": 2}").unwrap();
+    let message = run.store.latest_complete().unwrap_err().to_string();
+    assert!(message.contains("step-3: expected checkpoint format 1, found 2"), "{message}");
+    fs::remove_dir_all(run.folder().join("step-3")).unwrap();
+    assert_eq!(run.resumes_from(), Some(2));
+}
+
+#[test]
 fn hostile_manifests_are_not_complete() {
     let run = run();
     commit(&run.store, 1);

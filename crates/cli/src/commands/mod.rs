@@ -27,8 +27,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use tercio_engine::memory::caught;
 use tercio_train::TrainError;
 use tercio_train::run::signals::EXIT_INTERRUPTED;
+use tercio_train::shortage::guarded;
 
 /// Trains and runs models of question answering: one binary, the same bits on any machine of a kind, exact resume.
 #[derive(Parser)]
@@ -141,7 +143,9 @@ pub fn run() -> ExitCode {
         Ok(words) => words,
         Err(e) => return usage(&format!("{e:#}")),
     };
-    let result = match Cli::parse_from(words).command {
+    let command = Cli::parse_from(words).command;
+    // Training and answering say more of a lack of memory themselves.
+    let result = caught(|| match command {
         Command::Quickstart(c) => c.run(),
         Command::Train(Train::Reader(c)) => c.run(),
         Command::Eval(Eval::Reader(c)) => c.run(),
@@ -161,7 +165,8 @@ pub fn run() -> ExitCode {
         Command::Config(Config::Print(c)) => c.run(),
         Command::Bench(Bench::Reader(c)) => c.run(),
         Command::Completions(c) => c.run(Cli::command()),
-    };
+    });
+    let result = result.unwrap_or_else(|out| Ok(guarded("at work", &[], || out.raise())?));
     match result {
         Ok(code) => code,
         Err(e) => match e.downcast_ref::<TrainError>() {

@@ -11,6 +11,7 @@ use tercio_train::decoding::DecodingOptions;
 use tercio_train::options::PrecisionOptions;
 use tercio_train::predict::Predictor;
 use tercio_train::ranks::setup::open_model_among;
+use tercio_train::shortage::guarded;
 use tercio_train::{TrainError, options};
 
 use super::common::{MOST_QUESTIONS, within};
@@ -69,7 +70,8 @@ pub fn load(flags: &ReaderFlags, world: &World, device: &Cpu) -> Result<Reader, 
         ));
     }
     let (name, tokenizer) = (&flags.model_path, flags.tokenizer.as_deref());
-    let (loaded, tokenizer) = device.run(|| open_model_among(world, name, tokenizer, device))?;
+    let open = || device.run(|| open_model_among(world, name, tokenizer, device));
+    let (loaded, tokenizer) = guarded("while the model was read", &["a smaller model"], open)?;
     Ok(Reader { loaded, decoding, tokenizer })
 }
 

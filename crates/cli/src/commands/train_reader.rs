@@ -11,6 +11,7 @@ use tercio_train::ranks::setup::open_reader_among;
 use tercio_train::ranks::{deal, requeue, start};
 use tercio_train::run::{Signals, StopReason, log_to, note_failure};
 use tercio_train::scratch::ScratchFolder;
+use tercio_train::shortage::guarded;
 use tercio_train::trainer::{LoopOptions, RunFolder, RunOutcome};
 use tercio_train::{TrainError, plan, setup, trainer};
 
@@ -92,7 +93,9 @@ fn go(
     for note in options.notes().into_iter().chain(deal::notes(world.size(), &settings.batch)) {
         tracing::info!("{note}");
     }
-    let (mut run, parts) = device.run(|| open_reader_among(world, options, folder, device))?;
+    let open = || device.run(|| open_reader_among(world, options, folder, device));
+    let less = ["--optim adafactor", "--shard optimizer on several ranks", "a smaller model"];
+    let (mut run, parts) = guarded("while model and optimizer were set up", &less, open)?;
     let (objective, counters) = (&run.objective, run.counters.take());
     let state = &mut run.state;
     trainer::train_among(world, &parts, device, objective, &settings, folder, state, counters, Some(signals))

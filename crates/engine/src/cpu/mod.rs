@@ -163,6 +163,9 @@ impl Device for Cpu {
     fn trim(&self) {
         self.pool.trim();
     }
+    fn bytes_in_use(&self) -> u64 {
+        self.pool.bytes_in_use()
+    }
     fn fill(&self, target: ViewMut<'_, Self>, value: f64) {
         elementwise::fill(target.slice(), value as f32);
     }

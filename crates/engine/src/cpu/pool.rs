@@ -1,9 +1,15 @@
 //! Buffers of the CPU device, aligned to a cache line and kept for reuse: fresh pages cost more than most kernels.
+//!
+//! A buffer that would not fit into memory is refused while the process still can say so ([`OutOfMemory`]): Linux gives
+//! addresses freely, and kills whoever touches more pages than there are.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+
+use crate::memory::{OutOfMemory, room_beside};
 
 const ALIGN: usize = 64;
 /// Size of a huge page where there are any; blocks at least as large begin at one.
@@ -37,17 +43,20 @@ unsafe impl Sync for Block {}
 /// nobody touches costs nothing.
 const MAPPED: usize = 1 << 20;
 
+/// Bytes that must be left beside a new buffer of at least [`MAPPED`]: for all that is not a buffer.
+const SPARE: u64 = 32 << 20;
+
 impl Block {
-    fn new(capacity: usize) -> Block {
-        let layout = Self::layout(capacity);
+    /// `None` where the system has none.
+    fn new(capacity: usize) -> Option<Block> {
         let data = match Self::is_mapped(capacity) {
             true => Self::map(capacity),
             // SAFETY: the capacity is never zero.
-            false => unsafe { alloc_zeroed(layout) as *mut f32 },
+            false => unsafe { alloc_zeroed(Self::layout(capacity)) as *mut f32 },
         };
-        let data = NonNull::new(data).unwrap_or_else(|| handle_alloc_error(layout));
+        let data = NonNull::new(data)?;
         ask_for_huge_pages(data.as_ptr(), capacity);
-        Block { data, capacity }
+        Some(Block { data, capacity })
     }
     fn layout(capacity: usize) -> Layout {
         Layout::from_size_align(capacity * size_of::<f32>(), ALIGN)
@@ -86,10 +95,29 @@ impl Drop for Block {
     }
 }
 
-/// Free blocks, each with the round of [`Pool::trim`] in which it came back.
-#[derive(Default)]
+/// Free blocks, each with the round of [`Pool::trim`] in which it came back; and the count of bytes.
 pub(super) struct Pool {
     free: Mutex<(u64, Vec<(u64, Block)>)>,
+    /// Bytes of all buffers, as they were asked for.
+    used: AtomicU64,
+    /// The most of `used`.
+    peak: AtomicU64,
+    /// Bytes that may be taken before the system is asked again.
+    granted: AtomicU64,
+    /// Bytes that can be had beside those in use.
+    room: fn(u64) -> Option<u64>,
+}
+
+impl Default for Pool {
+    fn default() -> Pool {
+        let [used, peak, granted] = [const { AtomicU64::new(0) }; 3];
+        Pool { free: Mutex::default(), used, peak, granted, room: room_beside }
+    }
+}
+
+/// Bytes of `len` elements.
+fn bytes(len: usize) -> u64 {
+    (len as u64).saturating_mul(size_of::<f32>() as u64)
 }
 
 impl Pool {
@@ -120,10 +148,44 @@ impl Pool {
             Some(i) => free.1.swap_remove(i).1,
             None => {
                 drop(free);
-                Block::new(want)
+                pool.new_block(want, len)
             }
         };
+        let used = pool.used.fetch_add(bytes(len), Relaxed) + bytes(len);
+        pool.peak.fetch_max(used, Relaxed);
         (Buffer { block: Some(block), len, pool: pool.clone() }, fit.is_none())
+    }
+    /// A new block of `capacity` elements, of which `len` will be used; where there is no room for it, free ones are given
+    /// back to the system first.
+    fn new_block(&self, capacity: usize, len: usize) -> Block {
+        let take = || self.grants(bytes(len)).then(|| Block::new(capacity)).flatten();
+        let again = || {
+            let kept = std::mem::take(&mut self.free.lock().expect("no panic while the lock is held").1);
+            drop(kept);
+            take()
+        };
+        take().or_else(again).unwrap_or_else(|| self.refuse(bytes(len)))
+    }
+    /// Whether a large buffer fits into memory. The system is asked anew when half of what it had has been taken.
+    fn grants(&self, bytes: u64) -> bool {
+        if bytes < MAPPED as u64 {
+            return true;
+        }
+        if self.granted.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_ok() {
+            return true;
+        }
+        let Some(room) = (self.room)(self.bytes_in_use()) else { return true };
+        let Some(left) = room.checked_sub(bytes.saturating_add(SPARE)) else { return false };
+        self.granted.store(left / 2, Relaxed);
+        true
+    }
+    fn refuse(&self, asked: u64) -> ! {
+        let (used, peak) = (self.bytes_in_use(), self.peak.load(Relaxed));
+        OutOfMemory { asked, room: (self.room)(used), used, peak }.raise()
+    }
+    /// Bytes of all buffers.
+    pub(super) fn bytes_in_use(&self) -> u64 {
+        self.used.load(Relaxed)
     }
     /// Starts a new round and releases what was not used in the last two.
     pub(super) fn trim(&self) {
@@ -180,9 +242,56 @@ impl DerefMut for Buffer {
 }
 impl Drop for Buffer {
     fn drop(&mut self) {
+        self.pool.used.fetch_sub(bytes(self.len), Relaxed);
         if let (Some(block), Ok(mut free)) = (self.block.take(), self.pool.free.lock()) {
             let round = free.0;
             free.1.push((round, block));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::caught;
+
+    /// Room for 100 MiB of buffers.
+    fn small() -> Arc<Pool> {
+        let room = |used: u64| Some(((100 << 20) + SPARE).saturating_sub(used));
+        Arc::new(Pool { room, ..Pool::default() })
+    }
+
+    const MIB: usize = (1 << 20) / size_of::<f32>();
+
+    #[test]
+    fn a_buffer_that_would_not_fit_is_refused() {
+        let pool = small();
+        let held = Pool::take(&pool, 60 * MIB);
+        drop(Pool::take(&pool, 30 * MIB));
+        let out = caught(|| drop(Pool::zeros(&pool, 50 * MIB))).unwrap_err();
+        let wanted =
+            OutOfMemory { asked: 50 << 20, room: Some((40 << 20) + SPARE), used: 60 << 20, peak: 90 << 20 };
+        assert_eq!(out, wanted);
+        drop(held);
+        assert_eq!(pool.bytes_in_use(), 0);
+        assert_eq!(Pool::zeros(&pool, 50 * MIB).len(), 50 * MIB, "there is room now");
+    }
+
+    #[test]
+    fn free_blocks_make_room() {
+        let pool = small();
+        drop((Pool::take(&pool, 30 * MIB), Pool::take(&pool, 30 * MIB)));
+        assert_eq!(pool.free.lock().unwrap().1.len(), 2);
+        assert!(caught(|| drop(Pool::take(&pool, 1 << 60))).is_err());
+        assert!(pool.free.lock().unwrap().1.is_empty());
+    }
+
+    #[test]
+    fn the_refusal_comes_through_the_threads() {
+        let pool = small();
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let ask = |len: usize| threads.join(|| (), || drop(Pool::take(&pool, len)));
+        assert_eq!(caught(|| ask(200 * MIB)).map(drop).unwrap_err().asked, 200 << 20);
+        caught(|| ask(20 * MIB)).unwrap();
     }
 }

@@ -18,6 +18,7 @@ use super::lanes::{Arithmetic, Isa, Lanes, Precision};
 use super::packing::{Factors, pack, pack_panel_of};
 use super::pool::ask_for_huge_pages;
 use crate::device::Matrix;
+use crate::memory::{self, OutOfMemory};
 
 /// Depth of a packed block.
 pub(super) const KC: usize = 768;
@@ -79,7 +80,12 @@ fn aligned(p: *mut f32) -> *mut f32 {
 pub(super) fn roomy(storage: &mut Vec<f32>, len: usize) -> Target {
     let needed = len + LINE;
     if storage.capacity() < needed {
-        *storage = Vec::with_capacity(needed);
+        *storage = Vec::new();
+        let asked = (needed * size_of::<f32>()) as u64;
+        let room = memory::room_beside(0);
+        if room.is_some_and(|room| room < asked) || storage.try_reserve_exact(needed).is_err() {
+            OutOfMemory { asked, room, used: 0, peak: 0 }.raise();
+        }
         ask_for_huge_pages(storage.as_mut_ptr(), needed);
     }
     storage.resize(needed.max(storage.len()), 0.0);

@@ -127,6 +127,13 @@ impl<D: Device> Objective<D> for ReaderObjective {
         }
         ShardOutcome { loss: losses.iter().sum::<f64>() * weight }
     }
+    fn smaller_shards(&self) -> Vec<String> {
+        let recompute = (!self.recompute).then(|| "--recompute".to_owned());
+        let below = |flag: &str, now: usize| (now > 1).then(|| format!("{flag} below {now}"));
+        let passages = below("--n_context", self.encoding.n_context);
+        let tokens = below("--text_maxlength", self.encoding.text_maxlength);
+        [recompute, passages, tokens].into_iter().flatten().collect()
+    }
     fn evaluate_among(
         &self,
         world: &World,

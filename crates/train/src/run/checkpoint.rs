@@ -13,7 +13,7 @@ use rustix::fs::FlockOperation;
 use super::error::{Context, RunError};
 use super::files;
 use super::lease::{Lease, process_lives};
-use super::manifest::{MANIFEST_NAME, Manifest};
+use super::manifest::{FORMAT, MANIFEST_NAME, Manifest};
 
 const WRITING: &str = ".writing-";
 const REMOVING: &str = ".removing-";
@@ -134,9 +134,23 @@ impl CheckpointStore {
     /// The complete checkpoint with the greatest step, whatever the links say. Incomplete ones are skipped with a warning.
     ///
     /// # Errors
-    /// When the folder cannot be listed, and when every checkpoint in it is incomplete: to start over would hide a loss.
+    /// When the folder cannot be listed, and when every checkpoint in it is incomplete: to start over would hide a loss. When
+    /// the newest is of another version: to go on from an older one would undo its updates.
     pub fn latest_complete(&self) -> Result<Option<FoundCheckpoint>, RunError> {
         let mut listing = self.list()?;
+        let newest = listing.complete.last().map_or(0, |found| found.step);
+        for (path, _) in &listing.incomplete {
+            let step = path.file_name().and_then(|name| name.to_str()).and_then(parse_name);
+            if let (Some((step, _)), Some(format)) = (step, Manifest::foreign_format(path))
+                && step > newest
+            {
+                let what = format!(
+                    "expected checkpoint format {FORMAT}, found {format}: another version wrote it; go on with that version, or \
+                     remove the folder to go on without it"
+                );
+                return Err(RunError::malformed(path, what));
+            }
+        }
         for (path, reason) in &listing.incomplete {
             tracing::warn!("checkpoint {} is not complete and is skipped: {reason}", path.display());
         }

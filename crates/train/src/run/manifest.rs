@@ -13,7 +13,7 @@ use super::error::{Context, RunError};
 pub const MANIFEST_NAME: &str = "training.json";
 
 /// The only layout there is so far.
-const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 
 /// A manifest lists some files and holds counters: more than this is not one of ours.
 const MANIFEST_LIMIT: u64 = 16 << 20;
@@ -83,6 +83,13 @@ impl Manifest {
             }
         }
         Ok(manifest)
+    }
+
+    /// The layout of a checkpoint's folder, where its manifest names another than the one that is known here.
+    pub(crate) fn foreign_format(dir: &Path) -> Option<u64> {
+        let text = super::files::read_small(&dir.join(MANIFEST_NAME), MANIFEST_LIMIT).ok()?;
+        let manifest: serde_json::Value = serde_json::from_str(&text).ok()?;
+        manifest["format"].as_u64().filter(|&format| format != u64::from(FORMAT))
     }
 
     /// Bytes of all listed files; saturates, since sizes come from a file.

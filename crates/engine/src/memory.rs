@@ -1,7 +1,41 @@
-//! Memory of this process and of the machine, in bytes, as Linux tells it; `None` where it does not.
+//! Memory of this process and of the machine, in bytes, as Linux tells it (`None` where it does not), and the error of a
+//! device that can get no more of it.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
+
+/// Memory that a device asked for and could not get. Kernels have no error to return: it travels up the stack as a panic
+/// that prints nothing, through the pool of threads too, to the next [`caught`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// Bytes asked for.
+    pub asked: u64,
+    /// Bytes that could be had; `None` where the system did not tell, and just refused.
+    pub room: Option<u64>,
+    /// Bytes that the device's buffers held; 0 where what was asked for is no buffer, and nobody counted.
+    pub used: u64,
+    /// The most that they ever held; 0 likewise.
+    pub peak: u64,
+}
+
+impl OutOfMemory {
+    /// Leaves the work for the next [`caught`] up the stack.
+    pub fn raise(self) -> ! {
+        resume_unwind(Box::new(self))
+    }
+}
+
+/// Does work that a lack of memory may end. What it left half done must not be used again.
+///
+/// # Errors
+/// The lack of memory. Any other panic goes on.
+pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, OutOfMemory> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| match panic.downcast::<OutOfMemory>() {
+        Ok(out) => *out,
+        Err(other) => resume_unwind(other),
+    })
+}
 
 /// Bytes of this process that lie in memory now (`VmRSS`).
 pub fn resident() -> Option<u64> {
@@ -19,10 +53,31 @@ pub fn reset_peak() -> bool {
     fs::write("/proc/self/clear_refs", "5").is_ok()
 }
 
-/// Bytes that this process can still take: what the machine has to give, or less where a cgroup (Slurm, a container) sets a
-/// limit. Caches that the kernel would give up count as free.
+/// Bytes that this process can still take: what the machine has to give, or less where a cgroup (Slurm, a container) or
+/// `ulimit -v` sets a limit. Caches that the kernel would give up count as free.
 pub fn available() -> Option<u64> {
-    available_below(Path::new("/"))
+    available_below(Path::new("/")).into_iter().chain(address_room()).min()
+}
+
+/// Bytes that can still be had by buffers of which `asked` bytes were asked for before, and perhaps not touched yet: those
+/// are not taken so far, but will be. Free swap counts as memory here.
+pub fn room_beside(asked: u64) -> Option<u64> {
+    let swap = fs::read_to_string("/proc/meminfo").ok().and_then(|text| field(&text, "SwapFree:"));
+    let machine = available_below(Path::new("/")).map(|room| room.saturating_add(swap.unwrap_or(0)));
+    let promised = |room: u64| room.saturating_add(resident().unwrap_or(asked)).saturating_sub(asked);
+    machine.map(|room| room.min(promised(room))).into_iter().chain(address_room()).min()
+}
+
+/// What `ulimit -v` leaves of this process's addresses.
+#[cfg(target_os = "linux")]
+fn address_room() -> Option<u64> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+    let taken = field(&fs::read_to_string("/proc/self/status").ok()?, "VmSize:")?;
+    Some(limit.saturating_sub(taken))
+}
+#[cfg(not(target_os = "linux"))]
+fn address_room() -> Option<u64> {
+    None
 }
 
 fn available_below(root: &Path) -> Option<u64> {
@@ -43,9 +98,10 @@ fn group_room(mounted: &Path, line: &str) -> Vec<u64> {
     };
     let is_v2 = controllers.is_empty();
     let (base, limit, usage, cache) = if is_v2 {
-        (mounted.to_path_buf(), "memory.max", "memory.current", "inactive_file")
+        (mounted.to_path_buf(), "memory.max", "memory.current", ["inactive_file ", "active_file "])
     } else if controllers.split(',').any(|controller| controller == "memory") {
-        (mounted.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        let cache = ["total_inactive_file ", "total_active_file "];
+        (mounted.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", cache)
     } else {
         return Vec::new();
     };
@@ -56,8 +112,11 @@ fn group_room(mounted: &Path, line: &str) -> Vec<u64> {
             let group = base.join(group);
             let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
             let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-            let freeable = stat.lines().find_map(|line| line.strip_prefix(cache)?.trim().parse::<u64>().ok());
-            let used = number(usage).unwrap_or(0).saturating_sub(freeable.unwrap_or(0));
+            let of = |line: &str| {
+                cache.iter().find_map(|name| line.strip_prefix(name)?.trim().parse::<u64>().ok())
+            };
+            let freeable: u64 = stat.lines().filter_map(of).sum();
+            let used = number(usage).unwrap_or(0).saturating_sub(freeable);
             Some(number(limit)?.saturating_sub(used))
         })
         .collect()
@@ -103,6 +162,23 @@ mod tests {
     }
 
     #[test]
+    fn a_lack_of_memory_is_caught_and_nothing_else() {
+        let out = OutOfMemory { asked: 9, room: Some(1), used: 3, peak: 5 };
+        assert_eq!(caught(|| -> u8 { out.raise() }), Err(out));
+        assert_eq!(caught(|| 7), Ok(7));
+        let other = std::panic::catch_unwind(|| caught(|| -> u8 { resume_unwind(Box::new("other")) }));
+        assert_eq!(*other.unwrap_err().downcast::<&str>().unwrap(), "other");
+    }
+
+    #[test]
+    fn what_was_asked_for_counts_before_it_is_touched() {
+        let (Some(none), Some(much)) = (room_beside(0), room_beside(1 << 50)) else {
+            return;
+        };
+        assert!(none > 0 && much == 0, "{none} {much}");
+    }
+
+    #[test]
     fn the_tightest_limit_counts() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
@@ -112,7 +188,7 @@ mod tests {
         write(root, "sys/fs/cgroup/job/step/memory.max", "max\n");
         write(root, "sys/fs/cgroup/job/memory.max", "4096000\n");
         write(root, "sys/fs/cgroup/job/memory.current", "3000000\n");
-        write(root, "sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 1000000\n");
+        write(root, "sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 900000\nactive_file 100000\n");
         assert_eq!(available_below(root), Some(2_096_000));
         write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n");
         write(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n");
