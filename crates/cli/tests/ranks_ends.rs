@@ -217,3 +217,74 @@ fn only_rank_0_keeps_records() {
     }
     assert!(!std::path::Path::new("/nowhere").exists());
 }
+
+/// Whether the process has a handler for SIGUSR2, the last one that it makes.
+fn watches_signals(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    caught.is_some_and(|mask| {
+        u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask >> (Signal::USR2.as_raw() - 1) & 1 == 1)
+    })
+}
+
+#[test]
+fn a_signal_ends_ranks_that_have_not_met() {
+    // Of three, one never comes: first it is rank 0, then another one.
+    for absent in [0, 2] {
+        for (signal, code) in [(Signal::USR1, 75), (Signal::TERM, 75), (Signal::INT, 130)] {
+            let place = Place::new();
+            let mut ranks = train_with(&place, "a", 3, &[], |_| Vec::new());
+            ranks.children[absent].kill().unwrap();
+            for present in (0..3).filter(|rank| *rank != absent) {
+                let child = &mut ranks.children[present];
+                let pid = child.id();
+                assert!(wait_for(child, || watches_signals(pid)), "rank {present} ended by itself");
+                send(&ranks.children[present], signal);
+            }
+            let ends = ranks.finish();
+            let mut want = [Some(code); 3];
+            want[absent] = None;
+            assert_eq!(codes(&ends), want, "{}{}", ends[0].stderr, ends[1].stderr);
+            let said = "was asked to end before all ranks had met";
+            assert!(ends[1].stderr.contains(&format!("rank 1 {said}")), "{}", ends[1].stderr);
+            assert!(!place.run_dir("a").exists(), "nothing was begun");
+        }
+    }
+}
+
+/// As the attempt that another host started finds the folder: the lease is its own, the old one lives on.
+#[test]
+fn an_attempt_that_was_taken_over_ends_and_saves_nothing() {
+    for ranks in [1, 2] {
+        let place = Place::new();
+        let run = place.run_dir("a");
+        let flags = ["--total_steps", "4000", "--save_freq", "5"];
+        let mut old = train(&place, "a", ranks, &flags);
+        assert!(old.wait_for(|| saved(&run, 5)), "{}", old.talk());
+        let path = run.join("lease.json");
+        let mut lease: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        lease["token"] = "of the later attempt".into();
+        lease["host"] = "another-host".into();
+        std::fs::write(place.path("lease"), lease.to_string()).unwrap();
+        std::fs::rename(place.path("lease"), &path).unwrap();
+        let ends = old.finish();
+        assert_eq!(codes(&ends), vec![Some(1); ranks], "{}", ends[0].stderr);
+        let words = ["a later attempt holds the lease", "on host another-host", "saves nothing"];
+        assert!(words.iter().all(|word| ends[0].stderr.contains(word)), "{}", ends[0].stderr);
+        assert!(
+            ends[1..].iter().all(|end| end.stderr.is_empty()),
+            "rank 0 has said it: {}",
+            ends[ranks - 1].stderr
+        );
+        // It came no further than the checkpoint that was under way.
+        let last = losses(&run).last().unwrap().0;
+        assert!(checkpoints(&run).len() as u64 <= last / 5, "{:?} after update {last}", checkpoints(&run));
+        assert!(events(&run, "end").is_empty());
+        // The run itself goes on as if nothing had been.
+        let goal = (last + 3).to_string();
+        train(&place, "a", ranks, &["--total_steps", &goal]).succeed();
+        train(&place, "whole", 1, &["--total_steps", &goal]).succeed();
+        let step = format!("step-{goal}");
+        assert!(bits(&run, &step) == bits(&place.run_dir("whole"), &step), "parameters and moments differ");
+    }
+}

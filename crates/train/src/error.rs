@@ -62,6 +62,9 @@ pub enum TrainError {
     /// A signal came during an evaluation or an update; the training loop saves and ends.
     #[error("interrupted by a signal")]
     Interrupted,
+    /// A later attempt has taken the run over, as all ranks know.
+    #[error("{0}; this one ends before update {1} and saves nothing: the later one goes on with the run")]
+    Superseded(String, u64),
     /// A tokenizer that does not fit the model.
     #[error(
         "the tokenizer has {tokenizer} ids, the model's vocabulary only {model}; use the tokenizer of the model"
@@ -110,8 +113,8 @@ fn some_rows(rows: &[usize]) -> String {
 impl TrainError {
     /// Whether all ranks come to this error together, by what they told one another.
     pub fn is_common(&self) -> bool {
-        use TrainError::{Interrupted, NotAlike, NotFinite, Stopped};
-        matches!(self, NotAlike(_) | NotFinite { .. } | Stopped | Interrupted)
+        use TrainError::{Interrupted, NotAlike, NotFinite, Stopped, Superseded};
+        matches!(self, NotAlike(_) | NotFinite { .. } | Stopped | Interrupted | Superseded(..))
     }
     /// Turns a failed write in a checkpoint's folder into the error of a full disk, where that is the cause.
     pub(crate) fn or_disk_full(self, needed: u64) -> Self {

@@ -198,11 +198,18 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
     let mut report = Report::new(options.trace_ranks);
     while state.step < total && !run.ends_early(state.step) {
         run.grace.begin();
-        let signal = || signals.and_then(Signals::requested);
+        // An attempt that lives on after a requeue must not go on beside the new one.
+        let taken = folder.and_then(|f| f.lease.taken_over());
+        let superseded = taken.as_ref().map(|_| StopReason::Superseded);
+        let signal = || superseded.or_else(|| signals.and_then(Signals::requested));
         let give_up = |left| run.grace.is_over(left, signal().is_some());
         let watch = Watch { signal: &signal, save: run.grace.save(), give_up: &give_up };
         let outcome = match stepper.update_unless(state, &batches.batch(state.step), watch)? {
             Update::Done(outcome) => outcome,
+            Update::Stopped(StopReason::Superseded) => {
+                let taken = taken.unwrap_or_else(|| "a later attempt holds the run's lease".into());
+                return Err(TrainError::Superseded(taken, state.step + 1));
+            }
             Update::Stopped(reason) => {
                 tracing::warn!("{}: saving after update {} and ending", reason.name(), state.step);
                 stopped = Some(reason);

@@ -7,9 +7,10 @@ use tercio_comm::launch::EXIT_LOST;
 use tercio_comm::place::{Flags, Starter};
 use tercio_comm::{CommError, Place, World};
 use tercio_train::TrainError;
-use tercio_train::ranks::options::LinkOptions;
+use tercio_train::ranks::options::{LinkOptions, Requeue};
+use tercio_train::ranks::requeue::requeue_among;
 use tercio_train::run::signals::EXIT_INTERRUPTED;
-use tercio_train::run::{Verbosity, init_logging_of_rank, note_failure};
+use tercio_train::run::{Signals, StopReason, Verbosity, init_logging_of_rank, note_failure};
 
 /// Most questions at a time that are believed to be meant.
 pub const MOST_QUESTIONS: usize = 1 << 12;
@@ -67,7 +68,44 @@ pub fn start_log(place: &Place, quiet: bool) -> Result<(), TrainError> {
 /// # Errors
 /// They did not find each other.
 pub fn join(place: &Place, link: &LinkOptions) -> Result<World, TrainError> {
-    let world = World::join(place, &link.settings())?;
+    join_unless(place, link, &|| false)
+}
+
+/// As [`join`], of a command that waits for `signals` from now on: one that comes before all ranks are there ends it, as the
+/// loss of another rank does. `Err` is the exit code then. Nothing was begun, so nothing is lost; after the warning before a
+/// limit of time the job is queued again, as it is after a save. (SIGTERM also comes where Slurm ends the ranks that a failed
+/// one has left.)
+///
+/// # Errors
+/// They did not find each other.
+pub fn join_with_signals(
+    place: &Place,
+    link: &LinkOptions,
+    requeue: Requeue,
+    signals: &Signals,
+) -> Result<Result<World, ExitCode>, TrainError> {
+    let error = match join_unless(place, link, &|| signals.requested().is_some()) {
+        Err(TrainError::Ranks(CommError::Stopped(what))) => what,
+        // As after the meeting ([`end`]): worth another start.
+        Err(TrainError::Ranks(error @ (CommError::Lost { .. } | CommError::Failed { .. }))) => {
+            eprintln!("{}tercio: {error}", prefix(place));
+            return Ok(Err(EXIT_LOST.into()));
+        }
+        other => return other.map(Ok),
+    };
+    let reason = signals.requested().unwrap_or(StopReason::Terminate);
+    tracing::warn!("{}: {error}", reason.name());
+    let warned = matches!(reason, StopReason::User1 | StopReason::User2);
+    let requeued = warned && place.rank == 0 && requeue == Requeue::Auto && requeue_among(&World::alone());
+    Ok(Err(if requeued { ExitCode::SUCCESS } else { reason.exit_code().into() }))
+}
+
+fn join_unless(
+    place: &Place,
+    link: &LinkOptions,
+    asked_to_end: &dyn Fn() -> bool,
+) -> Result<World, TrainError> {
+    let world = World::join_unless(place, &link.settings(), asked_to_end)?;
     if world.size() > 1 {
         let mut hosts = world.hosts();
         hosts.dedup();

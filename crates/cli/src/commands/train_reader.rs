@@ -43,7 +43,11 @@ impl TrainReader {
         }
         // Before the run's folder is opened: whatever comes from now on ends the run in order.
         let signals = Signals::install()?;
-        let world = common::join(&place, &options.run.ranks.link)?;
+        let ranks = &options.run.ranks;
+        let world = match common::join_with_signals(&place, &ranks.link, ranks.requeue, &signals)? {
+            Ok(world) => world,
+            Err(code) => return Ok(code),
+        };
         let trained = train(&options, &world, threads, !self.quiet, &signals);
         let outcome = match common::end(&world, trained)? {
             Ok(outcome) => outcome,
@@ -54,7 +58,7 @@ impl TrainReader {
         }
         let Some(reason) = outcome.stopped else { return Ok(ExitCode::SUCCESS) };
         let requeued = reason != StopReason::Interrupt
-            && options.run.ranks.requeue == Requeue::Auto
+            && ranks.requeue == Requeue::Auto
             && requeue::requeue_among(&world);
         Ok(if requeued { ExitCode::SUCCESS } else { reason.exit_code().into() })
     }

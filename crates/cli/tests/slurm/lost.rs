@@ -38,7 +38,7 @@ fn a_power_cut_of_a_node() {
 #[test]
 fn a_killed_task() {
     let trial = Trial::new(2, &[]);
-    let job = trial.cluster.submit(&trial.written_script(2, &["--sbatch", &output_flag(&trial)]), &[]);
+    let job = trial.cluster.submit(&trial.written_script(2, str::to_owned), &[]);
     trial.wait_update(&job, SAVE + 3);
     let first = trial.ranks(4);
     first[3].send(Signal::KILL);
@@ -51,8 +51,22 @@ fn a_killed_task() {
     trial.assert_undisturbed();
 }
 
-fn output_flag(trial: &Trial) -> String {
-    format!("output={}", trial.place.path("output").display())
+#[test]
+fn a_task_that_dies_before_the_ranks_have_met() {
+    let trial = Trial::new(2, &[]);
+    // Only in the first attempt. The others would wait for it as long as `--join_timeout` says: longer than this test does.
+    let early = r#"bash -c '[ "$SLURM_PROCID:$SLURM_RESTART_COUNT" = 3: ] && kill -9 $$; exec "$@"' - "${command[@]}""#;
+    let script = trial.written_script(2, |text| {
+        assert_eq!(text.matches("\"${command[@]}\"").count(), 1, "{text}");
+        text.replace("\"${command[@]}\"", early)
+    });
+    let job = trial.cluster.submit(&script, &[]);
+    wait_until("the job is requeued", || job.restarts() == 1);
+    let output = trial.output();
+    assert!(output.contains("was asked to end before all ranks had met"), "{output}");
+    assert_eq!(support::begins(&trial.run()), 0, "nothing was begun: {output}");
+    assert_eq!(job.ended(), "COMPLETED", "{}", trial.output());
+    trial.assert_undisturbed();
 }
 
 #[test]
@@ -116,7 +130,7 @@ fn an_old_attempt_that_lives_on_neither_replaces_nor_removes() {
     trial.wait_update(&job, SAVE + 3);
     let old = trial.ranks(2);
     // Cut off, the node is lost to Slurm, which starts the job on the other one. Its ranks lack nothing: they sleep only
-    // until the new ones are at work, so that both attempts are at the same updates.
+    // until the new ones are at work.
     old.iter().for_each(|rank| rank.send(Signal::STOP));
     trial.cluster.tool("link", &["node1", "down"]);
     new_attempt_is_at_work(&trial, &job);
@@ -125,8 +139,10 @@ fn an_old_attempt_that_lives_on_neither_replaces_nor_removes() {
     assert_eq!(job.ended(), "COMPLETED", "{}", trial.output());
     assert_eq!(job.field("NodeList"), "node2");
     wait_gone(&old, PATIENCE);
-    let warning = "a later attempt holds the lease";
-    assert!(trial.output().contains(warning), "the old attempt was to come as far as a checkpoint");
+    let output = trial.output();
+    let word = output.lines().find(|line| line.contains("a later attempt holds the lease"));
+    let word = word.unwrap_or_else(|| panic!("the old attempt was to notice: {output}"));
+    assert!(word.contains("on host node2") && word.contains("saves nothing"), "{word}");
     assert_went_on(&trial);
     trial.assert_undisturbed();
 }

@@ -7,6 +7,7 @@
 mod announced;
 mod cluster;
 mod lost;
+mod submit;
 #[path = "../support/mod.rs"]
 mod support;
 mod trial;

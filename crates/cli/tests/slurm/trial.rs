@@ -67,16 +67,24 @@ impl Trial {
         self.place.write("job.sh", &text);
         self.place.path("job.sh")
     }
-    /// The script that `tercio slurm submit --print` writes for the same job.
-    pub fn written_script(&self, nodes: usize, more: &[&str]) -> PathBuf {
-        let nodes = nodes.to_string();
-        let mut command = support::tercio(&["slurm", "submit", "--print", "--nodes", &nodes]);
-        command.args(["--ntasks-per-node", "2", "--time", "20", "--job-name", "reader"]).args(more).arg("--");
+    /// The words after `tercio` that submit the same job.
+    pub fn submit_words(&self, nodes: usize, more: &[&str]) -> Vec<String> {
         let mut train = self.command(NAME);
         train.args(["--lost_after", &LOST_AFTER.to_string()]);
-        let output = command.args(train.get_args()).output().unwrap();
+        let fixed = ["--ntasks-per-node", "2", "--time", "20", "--job-name", "reader", "--output"];
+        let (nodes, output) = (nodes.to_string(), self.place.path("output"));
+        let submit = ["slurm", "submit", "--nodes", &nodes].into_iter().chain(fixed);
+        let submit = submit.chain([output.to_str().unwrap()]).chain(more.iter().copied()).chain(["--"]);
+        let train = train.get_args().map(|word| word.to_str().unwrap());
+        submit.chain(train).map(str::to_owned).collect()
+    }
+    /// The script that `tercio slurm submit --print` writes for the same job; `change` is what the test does to its text.
+    pub fn written_script(&self, nodes: usize, change: impl Fn(&str) -> String) -> PathBuf {
+        let words = self.submit_words(nodes, &["--print"]);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let output = support::tercio(&words).output().unwrap();
         assert!(output.status.success(), "{}", support::stderr(&output));
-        self.place.write("job.sh", std::str::from_utf8(&output.stdout).unwrap());
+        self.place.write("job.sh", &change(std::str::from_utf8(&output.stdout).unwrap()));
         self.place.path("job.sh")
     }
     /// Waits until the job's run has logged this update.

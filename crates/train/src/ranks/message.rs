@@ -8,7 +8,7 @@ use crate::run::StopReason;
 /// What a rank knows before it computes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Before {
-    /// The signal that it has seen.
+    /// The signal that it has seen, or what else ends the run.
     pub signal: Option<StopReason>,
     /// Nanoseconds that the longest save took so far: rank 0 saves, and all have to know whether one fits.
     pub save: u64,
@@ -25,8 +25,14 @@ pub struct After {
     pub losses: Vec<f64>,
 }
 
-const SIGNALS: [StopReason; 4] =
-    [StopReason::Interrupt, StopReason::Terminate, StopReason::User1, StopReason::User2];
+/// The first one that a rank has seen counts.
+const SIGNALS: [StopReason; 5] = [
+    StopReason::Superseded,
+    StopReason::Interrupt,
+    StopReason::Terminate,
+    StopReason::User1,
+    StopReason::User2,
+];
 
 fn code(signal: Option<StopReason>) -> u64 {
     signal.and_then(|s| SIGNALS.iter().position(|r| *r == s)).map_or(0, |i| i as u64 + 1)

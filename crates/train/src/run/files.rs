@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use rustix::fs::{CWD, RenameFlags};
+pub(crate) use tercio_comm::host_name;
 
 use super::error::{Context, RunError};
 
@@ -151,11 +152,6 @@ pub(crate) fn random_hex(bytes: usize) -> String {
 /// Two lower-case hexadecimal digits a byte.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The name of this machine.
-pub(crate) fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Seconds since 1970, UTC.

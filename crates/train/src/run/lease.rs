@@ -2,7 +2,8 @@
 //!
 //! `RUN/.lock` is locked (`flock`) while the holder lives; the system lets go of it however the process ends.
 //! `RUN/lease.json` names the holder with a random token. A later attempt on another host writes a new token, and the older
-//! attempt, if it still lives there, finds out by reading the file again: from then on it may only add.
+//! attempt, if it still lives there, finds out by reading the file again: from then on it may only add, and it ends at its next
+//! update.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -110,6 +111,16 @@ impl Lease {
         read(&self.path).is_some_and(|record| record.token == self.token)
     }
 
+    /// Who has taken the lease over, in words; nothing while it is this attempt's, or where the file cannot be read just now.
+    pub fn taken_over(&self) -> Option<String> {
+        let now = read(&self.path).filter(|record| record.token != self.token)?;
+        let run = self.path.parent().unwrap_or(&self.path).display();
+        Some(format!(
+            "a later attempt holds the lease of {run}: pid {} on host {} since {}",
+            now.pid, now.host, now.since
+        ))
+    }
+
     /// Whether this lease speaks for the run folder `run_dir`, however either path is written.
     pub(crate) fn is_of(&self, run_dir: &Path) -> bool {
         let own = self.path.canonicalize().ok();
@@ -200,7 +211,7 @@ mod tests {
             message.contains(&format!("in use by pid {pid} on host {}", files::host_name())),
             "{message}"
         );
-        assert!(first.still_mine(), "a refused start changes nothing");
+        assert!(first.still_mine() && first.taken_over().is_none(), "a refused start changes nothing");
         drop(first);
         assert!(Lease::acquire_within(dir.path(), AT_ONCE).unwrap().still_mine());
     }
@@ -228,8 +239,10 @@ mod tests {
         record.token = "of a later attempt".into();
         std::fs::write(&path, serde_json::to_string(&record).unwrap()).unwrap();
         assert!(!lease.still_mine());
+        assert!(lease.taken_over().is_some_and(|who| who.contains("a later attempt holds the lease")));
         std::fs::write(&path, "{").unwrap();
         assert!(!lease.still_mine());
+        assert_eq!(lease.taken_over(), None, "what cannot be read is no takeover");
     }
 
     #[test]

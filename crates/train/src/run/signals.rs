@@ -24,16 +24,19 @@ pub enum StopReason {
     User1,
     /// SIGUSR2.
     User2,
+    /// No signal: a later attempt has taken the run over, and this one ends without a save.
+    Superseded,
 }
 
 impl StopReason {
-    /// The signal's name.
+    /// The signal's name, or what else it was.
     pub fn name(self) -> &'static str {
         match self {
             Self::Interrupt => "SIGINT",
             Self::Terminate => "SIGTERM",
             Self::User1 => "SIGUSR1",
             Self::User2 => "SIGUSR2",
+            Self::Superseded => "a later attempt",
         }
     }
 
@@ -43,6 +46,7 @@ impl StopReason {
         match self {
             Self::Interrupt => EXIT_INTERRUPTED,
             Self::Terminate | Self::User1 | Self::User2 => EXIT_SAVED_NOT_REQUEUED,
+            Self::Superseded => 1,
         }
     }
 }
