@@ -181,7 +181,8 @@ impl Pool {
     }
     fn refuse(&self, asked: u64) -> ! {
         let (used, peak) = (self.bytes_in_use(), self.peak.load(Relaxed));
-        OutOfMemory { asked, room: (self.room)(used), used, peak }.raise()
+        let room = (self.room)(used).map(|room| room.saturating_sub(SPARE));
+        OutOfMemory { asked, room, used, peak }.raise()
     }
     /// Bytes of all buffers.
     pub(super) fn bytes_in_use(&self) -> u64 {
@@ -269,8 +270,7 @@ mod tests {
         let held = Pool::take(&pool, 60 * MIB);
         drop(Pool::take(&pool, 30 * MIB));
         let out = caught(|| drop(Pool::zeros(&pool, 50 * MIB))).unwrap_err();
-        let wanted =
-            OutOfMemory { asked: 50 << 20, room: Some((40 << 20) + SPARE), used: 60 << 20, peak: 90 << 20 };
+        let wanted = OutOfMemory { asked: 50 << 20, room: Some(40 << 20), used: 60 << 20, peak: 90 << 20 };
         assert_eq!(out, wanted);
         drop(held);
         assert_eq!(pool.bytes_in_use(), 0);
