@@ -186,6 +186,8 @@ pub enum Activation {
     GeluErf,
     /// x / (1 + exp(-x))
     Silu,
+    /// tanh x
+    Tanh,
 }
 
 /// One step of Adam or AdamW (Loshchilov and Hutter, 2019), in PyTorch's order of operations.

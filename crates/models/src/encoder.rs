@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use tercio_engine::{Arena, Device, Layout, ParamSpec, Span, Tape, Var};
 
 use crate::bert::{Bert, BertConfig, BertFamily};
+use crate::modernbert::{MODEL_TYPE as MODERN_BERT, ModernBert, ModernBertConfig};
 
 pub use folder::{EncoderHeaders, LoadedEncoder};
 
@@ -17,6 +18,8 @@ pub use folder::{EncoderHeaders, LoadedEncoder};
 pub enum EncoderConfig {
     /// BERT, DistilBERT, RoBERTa, XLM-RoBERTa.
     Bert(BertConfig),
+    /// ModernBERT.
+    ModernBert(ModernBertConfig),
 }
 
 impl EncoderConfig {
@@ -26,12 +29,15 @@ impl EncoderConfig {
     /// A sentence that names the field: another architecture, a field that is missing or out of range.
     pub fn from_json(json: &Map<String, Value>) -> Result<EncoderConfig, String> {
         let kind = json.get("model_type").unwrap_or(&Value::Null);
+        if kind == MODERN_BERT {
+            return ModernBertConfig::from_json(json).map(EncoderConfig::ModernBert);
+        }
         let family = BertFamily::ALL.into_iter().find(|f| kind == f.model_type());
         match family {
             Some(family) => BertConfig::from_json(json, family).map(EncoderConfig::Bert),
             None => {
                 let known = BertFamily::ALL.map(BertFamily::model_type).join(", ");
-                Err(format!("model_type is {kind}; the text encoders known here are {known}"))
+                Err(format!("model_type is {kind}; the text encoders known here are {known}, {MODERN_BERT}"))
             }
         }
     }
@@ -39,54 +45,65 @@ impl EncoderConfig {
     pub fn to_json(&self, base: &Map<String, Value>) -> Map<String, Value> {
         match self {
             EncoderConfig::Bert(c) => c.to_json(base),
+            EncoderConfig::ModernBert(c) => c.to_json(base),
         }
     }
     /// Width of the hidden states.
     pub fn width(&self) -> usize {
         match self {
             EncoderConfig::Bert(c) => c.hidden_size,
+            EncoderConfig::ModernBert(c) => c.hidden_size,
         }
     }
     /// Rows of the word embedding: every token id is below.
     pub fn vocab_size(&self) -> usize {
         match self {
             EncoderConfig::Bert(c) => c.vocab_size,
+            EncoderConfig::ModernBert(c) => c.vocab_size,
         }
     }
     /// Most tokens of a text.
     pub fn max_tokens(&self) -> usize {
         match self {
             EncoderConfig::Bert(c) => c.max_tokens(),
+            EncoderConfig::ModernBert(c) => c.max_position_embeddings,
         }
     }
     /// Layers.
     pub fn layers(&self) -> usize {
         match self {
             EncoderConfig::Bert(c) => c.num_hidden_layers,
+            EncoderConfig::ModernBert(c) => c.sliding.len(),
         }
     }
     /// Values of all parameters.
     pub fn parameters(&self) -> u128 {
         match self {
             EncoderConfig::Bert(c) => c.parameters(),
+            EncoderConfig::ModernBert(c) => c.parameters(),
         }
     }
     /// Sets the dropout of everything, as FiD's `--dropout` does at a fresh start.
     pub fn set_dropout(&mut self, p: f64) {
         match self {
             EncoderConfig::Bert(c) => (c.hidden_dropout, c.attention_dropout) = (p, p),
+            EncoderConfig::ModernBert(c) => {
+                (c.attention_dropout, c.embedding_dropout, c.mlp_dropout) = (p, p, p);
+            }
         }
     }
     /// Standard deviation of random initial values.
     pub fn initializer_range(&self) -> f64 {
         match self {
             EncoderConfig::Bert(c) => c.initializer_range,
+            EncoderConfig::ModernBert(c) => c.initializer_range,
         }
     }
     /// `model_type` of its configuration.
     pub fn model_type(&self) -> &'static str {
         match self {
             EncoderConfig::Bert(c) => c.family.model_type(),
+            EncoderConfig::ModernBert(_) => MODERN_BERT,
         }
     }
 }
@@ -95,6 +112,8 @@ impl EncoderConfig {
 pub enum Encoder {
     /// BERT, DistilBERT, RoBERTa, XLM-RoBERTa.
     Bert(Bert),
+    /// ModernBERT.
+    ModernBert(ModernBert),
 }
 
 impl Encoder {
@@ -102,12 +121,14 @@ impl Encoder {
     pub fn new(config: EncoderConfig, layout: &mut Layout) -> Encoder {
         match config {
             EncoderConfig::Bert(c) => Encoder::Bert(Bert::new(c, layout)),
+            EncoderConfig::ModernBert(c) => Encoder::ModernBert(ModernBert::new(c, layout)),
         }
     }
     /// The configuration.
     pub fn config(&self) -> EncoderConfig {
         match self {
             Encoder::Bert(m) => EncoderConfig::Bert(m.config.clone()),
+            Encoder::ModernBert(m) => EncoderConfig::ModernBert(m.config.clone()),
         }
     }
     /// Hidden states of every text, `[tokens, width]`, as the last layer gives them.
@@ -124,12 +145,14 @@ impl Encoder {
     ) -> Var<D> {
         match self {
             Encoder::Bert(m) => m.encode(tape, ids, types, spans, recompute),
+            Encoder::ModernBert(m) => m.encode(tape, ids, spans, recompute),
         }
     }
     /// Random initial values of one of the encoder's parameters, keyed by the parameter's name and the seed.
     pub fn initial(&self, spec: &ParamSpec, seed: u64) -> Vec<f32> {
         match self {
             Encoder::Bert(m) => m.initial(spec, seed),
+            Encoder::ModernBert(m) => m.initial(spec, seed),
         }
     }
     /// Writes random initial values of the parameters `specs`, all of them the encoder's.

@@ -189,6 +189,13 @@ fn fetch(name: &str, cache: &Path, cached: std::result::Result<ModelFolder, Stri
     for file in TOKENIZER_FILES.into_iter().filter(|file| has(file)) {
         model.get(file).map_err(failed)?;
     }
+    // The modules of sentence-transformers: `1_Pooling/config.json`, `2_Dense/model.safetensors`.
+    for file in SENTENCE_FILES.into_iter().filter(|file| has(file)) {
+        model.get(file).map_err(failed)?;
+    }
+    for file in there.iter().filter(|file| has("modules.json") && is_module_file(file)) {
+        model.get(file).map_err(failed)?;
+    }
     let path = model.get(weights).map_err(failed)?;
     if weights.ends_with(".index.json") {
         let shards = crate::weights::shards(&path)?;
@@ -202,14 +209,30 @@ fn fetch(name: &str, cache: &Path, cached: std::result::Result<ModelFolder, Stri
 }
 
 #[cfg(feature = "hub")]
-const TOKENIZER_FILES: [&str; 6] = [
+const TOKENIZER_FILES: [&str; 9] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "spiece.model",
+    "sentencepiece.bpe.model",
     "vocab.txt",
+    "vocab.json",
+    "merges.txt",
     "generation_config.json",
 ];
+
+#[cfg(feature = "hub")]
+const SENTENCE_FILES: [&str; 3] =
+    ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"];
+
+/// Settings and weights in a folder such as `2_Dense`.
+#[cfg(feature = "hub")]
+fn is_module_file(name: &str) -> bool {
+    let Some((folder, file)) = name.split_once('/') else { return false };
+    let numbered =
+        folder.split_once('_').is_some_and(|(n, _)| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
+    numbered && (file == "config.json" || WEIGHT_FILES.contains(&file))
+}
 
 #[cfg(test)]
 mod tests {

@@ -178,6 +178,11 @@ fn silu<const F: bool>(x: f32) -> (f32, f32) {
     (x * s, s * fma::<F>(x, 1.0 - s, 1.0))
 }
 #[inline(always)]
+fn tanh<const F: bool>(x: f32) -> (f32, f32) {
+    let t = math::tanh::<F>(x);
+    (t, fma::<F>(-t, t, 1.0))
+}
+#[inline(always)]
 fn relu<const F: bool>(x: f32) -> (f32, f32) {
     if x > 0.0 { (x, 1.0) } else { (0.0, 0.0) }
 }
@@ -204,6 +209,7 @@ macro_rules! both {
 both!(gelu_tanh_row, gelu_tanh_values, gelu_tanh);
 both!(gelu_erf_row, gelu_erf_values, gelu_erf);
 both!(silu_row, silu_values, silu);
+both!(tanh_row, tanh_values, tanh);
 both!(relu_row, relu_values, relu);
 
 fn activate(isa: Isa, kind: Activation, u: &[f32], value: &mut [f32], slope: &mut [f32]) {
@@ -212,6 +218,7 @@ fn activate(isa: Isa, kind: Activation, u: &[f32], value: &mut [f32], slope: &mu
         Activation::GeluTanh => gelu_tanh_row(isa, u, value, slope),
         Activation::GeluErf => gelu_erf_row(isa, u, value, slope),
         Activation::Silu => silu_row(isa, u, value, slope),
+        Activation::Tanh => tanh_row(isa, u, value, slope),
     }
 }
 
@@ -223,6 +230,7 @@ pub(super) fn values(isa: Isa, kind: Activation, u: &[f32], width: usize, gated:
         Activation::GeluTanh => gelu_tanh_values(isa, first, y),
         Activation::GeluErf => gelu_erf_values(isa, first, y),
         Activation::Silu => silu_values(isa, first, y),
+        Activation::Tanh => tanh_values(isa, first, y),
     }
     if gated {
         multiply(isa, y, &u[width..]);

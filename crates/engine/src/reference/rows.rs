@@ -46,6 +46,7 @@ pub(super) fn activation(kind: Activation, x: f64) -> f64 {
         Activation::GeluTanh => 0.5 * x * (1.0 + libm::tanh(gelu_inner(x))),
         Activation::GeluErf => 0.5 * x * (1.0 + libm::erf(x / std::f64::consts::SQRT_2)),
         Activation::Silu => x / (1.0 + libm::exp(-x)),
+        Activation::Tanh => libm::tanh(x),
     }
 }
 
@@ -75,6 +76,10 @@ pub(super) fn activation_slope(kind: Activation, x: f64) -> f64 {
         Activation::Silu => {
             let s = 1.0 / (1.0 + libm::exp(-x));
             s + x * s * (1.0 - s)
+        }
+        Activation::Tanh => {
+            let t = libm::tanh(x);
+            1.0 - t * t
         }
     }
 }

@@ -141,6 +141,7 @@ impl BertConfig {
             "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
             "relu" => Activation::Relu,
             "silu" | "swish" => Activation::Silu,
+            "tanh" => Activation::Tanh,
             other => {
                 let expected = "gelu, gelu_new, relu, silu or tanh";
                 return Err(format!("`{}`: expected {expected}, found {other:?}", n.activation));
@@ -216,6 +217,7 @@ impl BertConfig {
             Activation::GeluTanh => "gelu_new",
             Activation::Relu => "relu",
             Activation::Silu => "silu",
+            Activation::Tanh => "tanh",
         };
         let mut set = |key: &str, value: Value| {
             json.insert(key.into(), value);

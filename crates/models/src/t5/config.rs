@@ -149,8 +149,9 @@ impl T5Config {
             "gelu_new" => Activation::GeluTanh,
             "gelu" => Activation::GeluErf,
             "silu" | "swish" => Activation::Silu,
+            "tanh" => Activation::Tanh,
             _ => {
-                let expected = "relu, gelu, gelu_new or silu, with or without gated-";
+                let expected = "relu, gelu, gelu_new, silu or tanh, with or without gated-";
                 return Err(bad("feed_forward_proj", expected, json.get("feed_forward_proj")));
             }
         };
@@ -274,9 +275,11 @@ impl T5Config {
             (false, Activation::GeluTanh) => "gelu_new",
             (false, Activation::GeluErf) => "gelu",
             (false, Activation::Silu) => "silu",
+            (false, Activation::Tanh) => "tanh",
             (true, Activation::Relu) => "gated-relu",
             (true, Activation::GeluTanh | Activation::GeluErf) => "gated-gelu",
             (true, Activation::Silu) => "gated-silu",
+            (true, Activation::Tanh) => "gated-tanh",
         };
         let mut set = |key: &str, value: Value| {
             json.insert(key.into(), value);
