@@ -112,6 +112,9 @@ fn a_saved_encoder_is_the_same_model_again() {
         assert_eq!(loaded.kept, again.kept);
         let pooler = case.ends_with("bert") || case.ends_with("roberta");
         assert_eq!(again.kept.len(), if pooler { 2 } else { 0 }, "{case:?}");
+        let name = case.file_name().unwrap().to_str().unwrap();
+        let headed = name.contains("masked_lm") || name.contains("classifier");
+        assert_eq!((loaded.note.is_some(), again.note.is_some()), (headed, false), "{case:?}");
         assert_eq!(again.json["tie_word_embeddings"], loaded.json["tie_word_embeddings"]);
     }
 }
@@ -155,6 +158,27 @@ fn threads_and_recomputation_change_no_bit() {
         let one = of(&devices[0], false);
         assert!(of(&devices[1], false) == one && of(&devices[2], false) == one, "threads, {precision:?}");
         assert!(of(&devices[1], true) == one, "recomputed, {precision:?}");
+    }
+}
+
+#[test]
+fn bf16_rounds_products_and_nothing_else() {
+    let plain = Cpu::new(2).unwrap();
+    let bf16 = plain.clone().with_precision(Precision::Bf16);
+    let texts = vec![(2..40).collect::<Vec<u32>>(), vec![3, 4]];
+    for family in BertFamily::ALL {
+        let loaded = LoadedEncoder::random(config(family), 7, &plain);
+        let of = |device| {
+            let (states, gradients) = run(device, &loaded, &texts, None, false, None);
+            [states, device.read_f64(gradients.all())]
+        };
+        for (rounded, exact) in of(&bf16).iter().zip(&of(&plain)) {
+            let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|v| v * v).sum::<f64>().sqrt();
+            let error = norm(&mut rounded.iter().zip(exact).map(|(r, e)| r - e));
+            let relative = error / norm(&mut exact.iter().copied());
+            // Eight bits of significand, some products deep; and rounded it must be.
+            assert!((1e-4..0.04).contains(&relative), "{family:?}: {relative}");
+        }
     }
 }
 

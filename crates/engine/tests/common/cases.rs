@@ -182,6 +182,7 @@ pub fn cases(s: &Sizes) -> Vec<Case> {
         add(format!("rms norm{d}"), Op::RmsNorm { drop }, vec![(1, width)], vec![(rows, width)]);
         let inputs = vec![(rows, width), (rows, out)];
         add(format!("linear with residual{d}"), Op::LinearResidual { drop }, vec![(out, width)], inputs);
+        // Later ones are in `encoder_cases`: a case's values come from its place in the list.
         for kind in [Activation::Relu, Activation::GeluTanh, Activation::GeluErf, Activation::Silu] {
             for gated in [false, true] {
                 let stored = if gated { 2 * width } else { width };

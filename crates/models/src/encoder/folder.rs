@@ -148,6 +148,8 @@ pub struct LoadedEncoder<D: Device> {
     pub json: Map<String, Value>,
     /// Tensors that are written back as they are.
     pub kept: Vec<KeptTensor>,
+    /// A line for the log about tensors that were left out.
+    pub note: Option<String>,
 }
 
 impl<D: Device> LoadedEncoder<D> {
@@ -162,8 +164,8 @@ impl<D: Device> LoadedEncoder<D> {
         headers.check(layout.specs(), &[])?;
         let mut parameters = Arena::zeros(device, &layout);
         headers.read_parameters(layout.specs(), device, &mut parameters)?;
-        let kept = headers.kept_tensors()?;
-        Ok(LoadedEncoder { encoder, layout, parameters, json: headers.json, kept })
+        let (kept, note) = (headers.kept_tensors()?, headers.note());
+        Ok(LoadedEncoder { encoder, layout, parameters, json: headers.json, kept, note })
     }
     /// An encoder of random values.
     pub fn random(config: EncoderConfig, seed: u64, device: &D) -> Self {
@@ -171,7 +173,7 @@ impl<D: Device> LoadedEncoder<D> {
         let encoder = Encoder::new(config, &mut layout);
         let mut parameters = Arena::zeros(device, &layout);
         encoder.fill(layout.specs(), seed, device, &mut parameters);
-        LoadedEncoder { encoder, layout, parameters, json: Map::new(), kept: Vec::new() }
+        LoadedEncoder { encoder, layout, parameters, json: Map::new(), kept: Vec::new(), note: None }
     }
     /// Writes `config.json` and `model.safetensors` into `folder`.
     ///
