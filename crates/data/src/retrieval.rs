@@ -16,8 +16,10 @@ use crate::source;
 
 mod formats;
 mod report;
+mod run_file;
 
 pub use report::{RetrievalReport, check_retrieval};
+pub use run_file::RunFile;
 
 /// Keep these draws apart from others with the same seed.
 const POSITIVE_TAG: u64 = 0x706f_7369_7469_7665;

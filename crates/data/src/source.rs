@@ -17,6 +17,15 @@ pub(crate) enum Compression {
     Zstd,
 }
 
+/// The compression that a file's name promises.
+pub(crate) fn compression(path: &Path) -> Compression {
+    match path.extension().and_then(|e| e.to_str()) {
+        Some(e) if e.eq_ignore_ascii_case("gz") => Compression::Gzip,
+        Some(e) if e.eq_ignore_ascii_case("zst") => Compression::Zstd,
+        _ => Compression::None,
+    }
+}
+
 /// The layout and the compression that the name of a file of questions promises.
 pub(crate) fn kind(path: &Path) -> Result<(Layout, Compression), DataError> {
     let what = ".json (one list) or .jsonl (one question per line)";
@@ -31,10 +40,11 @@ pub(crate) fn kind_among(
     what: &str,
 ) -> Result<(Layout, Compression), DataError> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_ascii_lowercase();
-    let (stem, compression) = match (name.strip_suffix(".gz"), name.strip_suffix(".zst")) {
-        (Some(stem), _) => (stem, Compression::Gzip),
-        (_, Some(stem)) => (stem, Compression::Zstd),
-        _ => (name.as_str(), Compression::None),
+    let compression = compression(path);
+    let stem = match compression {
+        Compression::None => name.as_str(),
+        Compression::Gzip => name.trim_end_matches(".gz"),
+        Compression::Zstd => name.trim_end_matches(".zst"),
     };
     match endings.iter().find(|(ending, _)| stem.ends_with(ending)) {
         Some(&(_, layout)) => Ok((layout, compression)),

@@ -137,8 +137,8 @@ fn every_fault_says_where_and_what() {
     for (name, text, parts) in [
         (
             "a.json",
-            r#"[{"question": "q"}]"#,
-            &["a.json, line 1 (item 0)", "`positive_ctxs` (DPR)", "the keys question"][..],
+            r#"[{"text": "q"}]"#,
+            &["a.json, line 1 (item 0)", "`positive_ctxs`", "the keys text"][..],
         ),
         ("a.json", r#"[{}]"#, &["no key"]),
         ("a.json", "[\n[1]]", &["line 2", "a JSON object", "a list"]),

@@ -13,7 +13,7 @@ use super::{Converted, at_line, converted, passage};
 use crate::error::DataError;
 use crate::question::{Place, kind};
 use crate::questions::Questions;
-use crate::source::{Compression, reader, unpack_error};
+use crate::source::{compression, reader, unpack_error};
 
 /// Turns DPR's training data (`.json`, `.jsonl`, compressed or not) into questions whose passages are the positive ones, then
 /// the hard negatives, then the other negatives, each with `hasanswer`. DPR's scores are of several kinds (1000 stands for
@@ -142,11 +142,7 @@ fn each_record(
     output: &Path,
     item: impl Fn(&Path, u64, &[String]) -> Result<Option<Map<String, Value>>, DataError>,
 ) -> Result<Converted, DataError> {
-    let compression = match input.extension().and_then(|e| e.to_str()) {
-        Some("gz") => Compression::Gzip,
-        Some("zst") => Compression::Zstd,
-        _ => Compression::None,
-    };
+    let compression = compression(input);
     let file = File::open(input).map_err(DataError::io(input, "open the file"))?;
     let source = reader(file, compression).map_err(DataError::io(input, "open the file"))?;
     let mut records = Records::new(input, BufReader::with_capacity(1 << 18, source));

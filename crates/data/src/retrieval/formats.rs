@@ -1,7 +1,7 @@
 //! The forms in which examples of retrieval come.
 //!
 //! - FiD: `{question, answers, ctxs: [{id, title, text, score, hasanswer}]}`. A passage with `hasanswer` (or DPR's
-//!   `has_answer`) is positive or a hard negative by it, one without is unknown.
+//!   `has_answer`) is positive or a hard negative by it, one without is unknown. There may be no `ctxs`.
 //! - DPR: `{question, answers, positive_ctxs, hard_negative_ctxs, negative_ctxs}`.
 //! - Triples: `{query, positive, negatives}`; a passage is a text or `{id, title, text}`, `positive` may be a list,
 //!   `negative` may stand for `negatives`, `question` for `query`. Their negatives count as hard ones.
@@ -21,11 +21,11 @@ pub(super) fn object(bytes: &[u8], place: &Place) -> Result<RetrievalExample, Da
         dpr(map, place)
     } else if has("positive") {
         triple(map, place)
-    } else if has("ctxs") {
+    } else if has("ctxs") || has("question") {
         fid(map, place)
     } else {
         let expected =
-            "an object with `ctxs` (FiD), `positive_ctxs` (DPR) or `query` and `positive` (triples)";
+            "an object with `question` (and `ctxs` or `positive_ctxs`), or with `query` and `positive`";
         let keys: Vec<&str> = map.keys().take(8).map(String::as_str).collect();
         let found = if keys.is_empty() { "no key".into() } else { format!("the keys {}", keys.join(", ")) };
         Err(place.error(expected, found, "see the documentation for the forms of training data"))
@@ -34,7 +34,7 @@ pub(super) fn object(bytes: &[u8], place: &Place) -> Result<RetrievalExample, Da
 
 fn fid(map: Map<String, Value>, place: &Place) -> Result<RetrievalExample, DataError> {
     let mut judged = Vec::new();
-    for (k, ctx) in map["ctxs"].as_array().into_iter().flatten().enumerate() {
+    for (k, ctx) in map.get("ctxs").and_then(Value::as_array).into_iter().flatten().enumerate() {
         let judgement = ["hasanswer", "has_answer"].map(|key| ctx.get(key).filter(|v| !v.is_null()));
         judged.push(match judgement.into_iter().flatten().next() {
             None => Relevance::Unknown,

@@ -55,6 +55,11 @@ impl VectorsFolder {
         Ok(VectorsFolder { dir: dir.to_owned(), settings })
     }
 
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// What is written here.
     pub fn settings(&self) -> &VectorSettings {
         &self.settings
