@@ -24,7 +24,7 @@ fn limited(command: &Command, mib: u64) -> Command {
 
 /// Questions with many long passages: their activations take far more than the model.
 fn long_questions(n: usize) -> String {
-    let words: String = (0..400).map(|i| format!("word{} of the text ", i % 89)).collect();
+    let words: String = (0..80).map(|i| format!("word{} of the text ", i % 89)).collect();
     let passage = |i: usize| serde_json::json!({"title": format!("title {i}"), "text": words});
     let line = |i: usize| {
         let passages: Vec<_> = (0..24).map(passage).collect();
@@ -78,6 +78,23 @@ fn training_says_what_took_the_memory_and_what_takes_less() {
     // What it advises helps, and the run of this name goes on.
     let small = train("small", &["--micro_batch_size", "1", "--recompute"]);
     assert!(small.status.success(), "{}", stderr(&small));
+}
+
+#[test]
+fn a_plan_of_what_does_not_fit_is_a_plan_with_a_warning() {
+    let place = Place::new();
+    place.write("long.jsonl", &long_questions(16));
+    let mut command = place.command(
+        "r",
+        &["--global_batch_size", "16", "--micro_batch_size", "8", "--total_steps", "1", "--dry_run"],
+    );
+    command.arg("--train_data").arg(place.path("long.jsonl")).args(LONG.split(' '));
+    let output = output(&command);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let plan = String::from_utf8(output.stdout).unwrap();
+    let warning = "warning: no update could be measured: out of memory in update 1: ";
+    assert!(plan.contains(warning) && plan.contains("--micro_batch_size below 8, --recompute"), "{plan}");
+    assert!(plan.contains("activations not measured"), "{plan}");
 }
 
 #[test]

@@ -189,7 +189,14 @@ pub fn plan_among<D: RankDevice, O: Objective<D>>(
     let measured_gradients = parameters.saturating_mul(arenas(batch.groups));
     let fits = room.is_none_or(|bytes| measured_gradients < bytes);
     let before = memory::resident().unwrap_or(0);
-    let measured = if fits { Some(measure(device, objective, options, state, &sample)?) } else { None };
+    let mut shortage = None;
+    let measured = match fits.then(|| measure(device, objective, options, state, &sample)).transpose() {
+        Err(TrainError::OutOfMemory(what)) => {
+            shortage = Some(format!("no update could be measured: {what}"));
+            None
+        }
+        measured => measured?,
+    };
     let peak = measured.as_ref().and_then(|m| m.peak);
     let activations = peak.map(|peak| peak.saturating_sub(before).saturating_sub(measured_gradients));
     let kept: u64 = moments(options.optim.optim, objective.layout()).iter().map(|l| l.len() as u64).sum();
@@ -240,7 +247,7 @@ pub fn plan_among<D: RankDevice, O: Objective<D>>(
         disk_free: free_bytes(run_dir),
         warnings: Vec::new(),
     };
-    plan.warnings = warnings(&plan, options);
+    plan.warnings = shortage.into_iter().chain(warnings(&plan, options)).collect();
     plan.warnings.extend(notes(ranks, &batch));
     Ok(plan)
 }
