@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 
 use rayon::prelude::*;
 
-use super::lanes::{Isa, transpose16};
-use super::packing::{Factors, pack};
+use super::lanes::{Isa, Lanes, Pairs, transpose16};
+use super::packing::{Factors, pack, round_two, zip_two};
 use super::product::{Operand, SERIAL, Target, prefetch};
 
 /// Rows up to which reading the matrix costs more than multiplying.
@@ -21,14 +21,13 @@ struct Columns {
     j1: usize,
 }
 
-/// The left operand, element (i, k) at `k * rows + i`; and where the result goes.
+/// The left operand, element (i, k) at `k * rows + i`, or a word of two steps of k; and where the result goes.
 #[derive(Clone, Copy)]
 struct Few {
     left: Target,
     c: Target,
     stride: usize,
     fresh: bool,
-    bf16: bool,
 }
 
 /// Whether [`run`] takes this product.
@@ -39,14 +38,20 @@ pub(super) fn takes(a: Operand, b: Operand) -> bool {
 /// `c = a b` or `c += a b`.
 ///
 /// # Safety
-/// As `product_raw`; the processor has AVX-512, and [`takes`] is true.
-pub(super) unsafe fn run(a: Operand, b: Operand, bf16: bool, c: Target, stride: usize, accumulate: bool) {
+/// As `product_raw`; the processor has AVX-512, with its products of pairs where `factors` says so, and [`takes`] is true.
+pub(super) unsafe fn run(
+    a: Operand,
+    b: Operand,
+    factors: Factors,
+    c: Target,
+    stride: usize,
+    accumulate: bool,
+) {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     // Up to a vector is written behind the last element.
     let mut left = vec![0f32; m * k + N];
-    let factors = if bf16 { Factors::Rounded } else { Factors::Plain };
     unsafe { pack(Isa::Avx512, factors, a.data, a.row, a.column, m, k, left.as_mut_ptr(), m) };
-    let few = Few { left: Target(left.as_mut_ptr()), c, stride, fresh: !accumulate, bf16 };
+    let few = Few { left: Target(left.as_mut_ptr()), c, stride, fresh: !accumulate };
     let groups = n.div_ceil(N);
     let parts = match rayon::current_num_threads() {
         threads if threads > 1 && m * n * k >= SERIAL => (4 * threads).min(groups),
@@ -55,7 +60,7 @@ pub(super) unsafe fn run(a: Operand, b: Operand, bf16: bool, c: Target, stride: 
     let part = |t: usize| {
         let at = |t: usize| (groups * t / parts * N).min(n);
         // SAFETY: as promised to this function; parts are disjoint.
-        unsafe { columns(few, m, k, b, Columns { j0: at(t), j1: at(t + 1) }) }
+        unsafe { columns(few, factors, m, k, b, Columns { j0: at(t), j1: at(t + 1) }) }
     };
     match parts {
         1 => part(0),
@@ -63,41 +68,134 @@ pub(super) unsafe fn run(a: Operand, b: Operand, bf16: bool, c: Target, stride: 
     }
 }
 
-unsafe fn columns(few: Few, m: usize, k: usize, b: Operand, range: Columns) {
+unsafe fn columns(few: Few, factors: Factors, m: usize, k: usize, b: Operand, range: Columns) {
     unsafe {
         match m {
-            1 => rows::<1>(few, k, b, range),
-            2 => rows::<2>(few, k, b, range),
-            3 => rows::<3>(few, k, b, range),
-            4 => rows::<4>(few, k, b, range),
-            5 => rows::<5>(few, k, b, range),
-            6 => rows::<6>(few, k, b, range),
-            7 => rows::<7>(few, k, b, range),
-            _ => rows::<MOST_ROWS>(few, k, b, range),
+            1 => of_rows::<1>(few, factors, k, b, range),
+            2 => of_rows::<2>(few, factors, k, b, range),
+            3 => of_rows::<3>(few, factors, k, b, range),
+            4 => of_rows::<4>(few, factors, k, b, range),
+            5 => of_rows::<5>(few, factors, k, b, range),
+            6 => of_rows::<6>(few, factors, k, b, range),
+            7 => of_rows::<7>(few, factors, k, b, range),
+            _ => of_rows::<MOST_ROWS>(few, factors, k, b, range),
         }
+    }
+}
+
+unsafe fn of_rows<const M: usize>(few: Few, factors: Factors, k: usize, b: Operand, range: Columns) {
+    unsafe {
+        match factors {
+            Factors::Plain => rows::<M, Plain>(few, k, b, range),
+            Factors::Rounded => rows::<M, Rounded>(few, k, b, range),
+            Factors::Pairs => rows_of_pairs::<M>(few, k, b, range),
+        }
+    }
+}
+
+/// How factors are taken from the matrix and multiplied.
+trait Factor {
+    /// Steps of the inner dimension in a word.
+    const STEPS: usize;
+    /// Words of one or two neighbouring vectors of a row, `n` elements of which are valid.
+    unsafe fn along(s: *const f32, n: usize) -> __m512;
+    /// Words of a line, and of the line after it where a word holds both (zeros without `second`).
+    unsafe fn across(s: *const f32, next: usize, second: bool, mask: u16) -> __m512;
+    /// `sum + left * right`
+    unsafe fn add(sum: __m512, left: *const f32, right: __m512) -> __m512;
+}
+
+struct Plain;
+impl Factor for Plain {
+    const STEPS: usize = 1;
+    #[inline(always)]
+    unsafe fn along(s: *const f32, n: usize) -> __m512 {
+        unsafe { _mm512_maskz_loadu_ps(some(n), s) }
+    }
+    #[inline(always)]
+    unsafe fn across(s: *const f32, _: usize, _: bool, mask: u16) -> __m512 {
+        unsafe { _mm512_maskz_loadu_ps(mask, s) }
+    }
+    #[inline(always)]
+    unsafe fn add(sum: __m512, left: *const f32, right: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(_mm512_set1_ps(*left), right, sum) }
+    }
+}
+
+struct Rounded;
+impl Factor for Rounded {
+    const STEPS: usize = 1;
+    #[inline(always)]
+    unsafe fn along(s: *const f32, n: usize) -> __m512 {
+        unsafe { rounded(Plain::along(s, n)) }
+    }
+    #[inline(always)]
+    unsafe fn across(s: *const f32, next: usize, second: bool, mask: u16) -> __m512 {
+        unsafe { rounded(Plain::across(s, next, second, mask)) }
+    }
+    #[inline(always)]
+    unsafe fn add(sum: __m512, left: *const f32, right: __m512) -> __m512 {
+        unsafe { Plain::add(sum, left, right) }
+    }
+}
+
+/// As `lanes::Pairs`.
+struct PairsOfBf16;
+impl Factor for PairsOfBf16 {
+    const STEPS: usize = 2;
+    #[inline(always)]
+    unsafe fn along(s: *const f32, n: usize) -> __m512 {
+        unsafe {
+            let first = _mm512_maskz_loadu_ps(some(n), s);
+            let second = _mm512_maskz_loadu_ps(some(n.saturating_sub(N)), s.wrapping_add(N));
+            _mm512_castsi512_ps(round_two(first, second))
+        }
+    }
+    #[inline(always)]
+    unsafe fn across(s: *const f32, next: usize, second: bool, mask: u16) -> __m512 {
+        unsafe {
+            let first = _mm512_maskz_loadu_ps(mask, s);
+            let after = _mm512_maskz_loadu_ps(if second { mask } else { 0 }, s.wrapping_add(next));
+            _mm512_castsi512_ps(zip_two(first, after))
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(sum: __m512, left: *const f32, right: __m512) -> __m512 {
+        unsafe { Pairs(sum).fma(Pairs::splat(left), Pairs(right)).0 }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
-unsafe fn rows<const M: usize>(few: Few, k: usize, b: Operand, range: Columns) {
+unsafe fn rows<const M: usize, F: Factor>(few: Few, k: usize, b: Operand, range: Columns) {
+    unsafe { rows_body::<M, F>(few, k, b, range) }
+}
+
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn rows_of_pairs<const M: usize>(few: Few, k: usize, b: Operand, range: Columns) {
+    unsafe { rows_body::<M, PairsOfBf16>(few, k, b, range) }
+}
+
+#[inline(always)]
+unsafe fn rows_body<const M: usize, F: Factor>(few: Few, k: usize, b: Operand, range: Columns) {
     unsafe {
         if b.row == 1 {
             // The inner dimension is contiguous: a linear layer's weights, keys.
             for j in (range.j0..range.j1).step_by(N) {
-                transposed::<M>(few, k, b, j, N.min(range.j1 - j));
+                transposed::<M, F>(few, k, b, j, N.min(range.j1 - j));
             }
         } else {
             for j in (range.j0..range.j1).step_by(4 * N) {
-                plain::<M>(few, k, b, j, (4 * N).min(range.j1 - j));
+                plain::<M, F>(few, k, b, j, (4 * N).min(range.j1 - j));
             }
         }
     }
 }
 
-/// Sixteen columns of the result: tiles of 16 x 16 are transposed on the way.
+/// Sixteen columns of the result: tiles of 16 x 16 words are transposed on the way.
 #[inline(always)]
-unsafe fn transposed<const M: usize>(few: Few, k: usize, b: Operand, j: usize, width: usize) {
-    let mask = (0xffff_u32 >> (N - width)) as u16;
+unsafe fn transposed<const M: usize, F: Factor>(few: Few, k: usize, b: Operand, j: usize, width: usize) {
+    let mask = some(width);
+    let mut words = [0f32; N * N];
     let mut tile = [0f32; N * N];
     unsafe {
         let mut sums = [_mm512_setzero_ps(); M];
@@ -107,21 +205,27 @@ unsafe fn transposed<const M: usize>(few: Few, k: usize, b: Operand, j: usize, w
             }
         }
         let source = b.data.wrapping_add(j * b.column);
-        for k0 in (0..k).step_by(N) {
-            let depth = N.min(k - k0);
+        for k0 in (0..k).step_by(N * F::STEPS) {
+            let steps = (N * F::STEPS).min(k - k0);
             // The columns after these, which no hardware expects: each row ends before its page does.
             for v in 0..N {
-                prefetch(source.wrapping_add((N + v) * b.column + k0));
-            }
-            transpose16(source.add(k0), b.column, width, depth, tile.as_mut_ptr(), N);
-            let left = few.left.at(k0 * M);
-            for p in 0..depth {
-                let mut y = _mm512_loadu_ps(tile.as_ptr().add(p * N));
-                if few.bf16 {
-                    y = rounded(y);
+                let after = source.wrapping_add((N + v) * b.column + k0);
+                prefetch(after);
+                if F::STEPS == 2 {
+                    prefetch(after.wrapping_add(N));
                 }
+            }
+            for v in 0..width {
+                let row = F::along(source.add(v * b.column + k0), steps);
+                _mm512_storeu_ps(words.as_mut_ptr().add(v * N), row);
+            }
+            let depth = steps.div_ceil(F::STEPS);
+            transpose16(words.as_ptr(), N, width, depth, tile.as_mut_ptr(), N);
+            let left = few.left.at(k0 / F::STEPS * M);
+            for p in 0..depth {
+                let y = _mm512_loadu_ps(tile.as_ptr().add(p * N));
                 for (i, sum) in sums.iter_mut().enumerate() {
-                    *sum = _mm512_fmadd_ps(_mm512_set1_ps(*left.add(p * M + i)), y, *sum);
+                    *sum = F::add(*sum, left.add(p * M + i), y);
                 }
             }
         }
@@ -133,11 +237,8 @@ unsafe fn transposed<const M: usize>(few: Few, k: usize, b: Operand, j: usize, w
 
 /// Up to four vectors of columns, whose rows are read as they lie: values of an attention.
 #[inline(always)]
-unsafe fn plain<const M: usize>(few: Few, k: usize, b: Operand, j: usize, width: usize) {
-    let masks: [u16; 4] = std::array::from_fn(|v| match width.saturating_sub(v * N).min(N) {
-        0 => 0,
-        n => (0xffff_u32 >> (N - n)) as u16,
-    });
+unsafe fn plain<const M: usize, F: Factor>(few: Few, k: usize, b: Operand, j: usize, width: usize) {
+    let masks: [u16; 4] = std::array::from_fn(|v| some(width.saturating_sub(v * N)));
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 4]; M];
         if !few.fresh {
@@ -147,16 +248,13 @@ unsafe fn plain<const M: usize>(few: Few, k: usize, b: Operand, j: usize, width:
                 }
             }
         }
-        for p in 0..k {
+        for p in (0..k).step_by(F::STEPS) {
             let source = b.data.wrapping_add(p * b.row + j);
-            let left = few.left.at(p * M);
+            let left = few.left.at(p / F::STEPS * M);
             for (v, &mask) in masks.iter().enumerate() {
-                let mut y = _mm512_maskz_loadu_ps(mask, source.wrapping_add(v * N));
-                if few.bf16 {
-                    y = rounded(y);
-                }
+                let y = F::across(source.wrapping_add(v * N), b.row, p + 1 < k, mask);
                 for (i, row) in sums.iter_mut().enumerate() {
-                    row[v] = _mm512_fmadd_ps(_mm512_set1_ps(*left.add(i)), y, row[v]);
+                    row[v] = F::add(row[v], left.add(i), y);
                 }
             }
         }
@@ -166,6 +264,12 @@ unsafe fn plain<const M: usize>(few: Few, k: usize, b: Operand, j: usize, width:
             }
         }
     }
+}
+
+/// The first `n` elements of a vector.
+#[inline(always)]
+fn some(n: usize) -> u16 {
+    if n < N { (1 << n) - 1 } else { u16::MAX }
 }
 
 /// Rounded to the nearest bf16 as `packing.rs` does.

@@ -213,7 +213,7 @@ impl Lanes for __m512 {
 /// As `__m512`, with factors that are pairs of bf16. Products of a pair are added one after the other, each rounded.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-pub(super) struct Pairs(__m512);
+pub(super) struct Pairs(pub __m512);
 
 #[cfg(target_arch = "x86_64")]
 impl Lanes for Pairs {

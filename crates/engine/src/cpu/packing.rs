@@ -91,8 +91,29 @@ pub(super) unsafe fn pack(
     }
 }
 
-/// As [`pack_plain`], every two steps of the depth in one word, the first in its lower half. The instruction takes numbers
-/// below the normal ones for zero, as the multiply-add of pairs does.
+/// Thirty-two elements rounded: neighbours share a word, the first in its lower half. The instruction takes numbers below
+/// the normal ones for zero, as the multiply-add of pairs does.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+#[inline]
+pub(super) fn round_two(first: __m512, second: __m512) -> __m512i {
+    // SAFETY: both are 512 bits.
+    unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(second, first)) }
+}
+
+/// Two lines rounded: elements of one column share a word, the first line's in its lower half.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+#[inline]
+pub(super) fn zip_two(first: __m512, second: __m512) -> __m512i {
+    let zip = _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18,
+        2, 17, 1, 16, 0,
+    );
+    _mm512_permutexvar_epi16(zip, round_two(first, second))
+}
+
+/// As [`pack_plain`], every two steps of the depth in one word.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn pack_pairs(
@@ -108,16 +129,8 @@ unsafe fn pack_pairs(
     let words = depth.div_ceil(2);
     // SAFETY: masked loads and stores stay within the caller's rows and panel.
     unsafe {
-        let round = |first: __m512, second: __m512| -> __m512i {
-            std::mem::transmute(_mm512_cvtne2ps_pbh(second, first))
-        };
         let some = |n: usize| if n < 16 { (1u16 << n) - 1 } else { u16::MAX };
         if vector == 1 {
-            // Two lines beside each other become one of words.
-            let zip = _mm512_set_epi16(
-                31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
-                3, 18, 2, 17, 1, 16, 0,
-            );
             for p in 0..words {
                 let (line, last) = (s.add(2 * p * along), 2 * p + 1 == depth);
                 for i in (0..width).step_by(16) {
@@ -125,8 +138,8 @@ unsafe fn pack_pairs(
                     let first = _mm512_maskz_loadu_ps(mask, line.wrapping_add(i));
                     let second =
                         _mm512_maskz_loadu_ps(if last { 0 } else { mask }, line.wrapping_add(along + i));
-                    let pairs = _mm512_permutexvar_epi16(zip, round(first, second));
-                    _mm512_mask_storeu_epi32(d.add(p * width + i).cast(), some(width - i), pairs);
+                    let words = zip_two(first, second);
+                    _mm512_mask_storeu_epi32(d.add(p * width + i).cast(), some(width - i), words);
                 }
             }
             return;
@@ -145,7 +158,7 @@ unsafe fn pack_pairs(
                 _mm512_mask_storeu_epi32(
                     rows.add(i * words + p).cast(),
                     some(words - p),
-                    round(first, second),
+                    round_two(first, second),
                 );
             }
         }

@@ -134,19 +134,19 @@ pub(super) unsafe fn product_raw(
         };
     }
     let bf16 = how.precision == Precision::Bf16;
-    let factors = if bf16 { Factors::Rounded } else { Factors::Plain };
+    let factors = match (bf16, how.isa) {
+        (false, _) => Factors::Plain,
+        (true, Isa::Avx512Bf16) => Factors::Pairs,
+        (true, _) => Factors::Rounded,
+    };
     #[cfg(target_arch = "x86_64")]
-    if (matches!(how.isa, Isa::Amx | Isa::Avx512) || how.isa == Isa::Avx512Bf16 && !bf16)
-        && super::few_rows::takes(a, b)
-    {
-        return unsafe { super::few_rows::run(a, b, bf16, c, stride, accumulate) };
+    if matches!(how.isa, Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512) && super::few_rows::takes(a, b) {
+        return unsafe { super::few_rows::run(a, b, factors, c, stride, accumulate) };
     }
     unsafe {
         match how.isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 if bf16 => {
-                run::<Pairs, 14, 2>(pair_panels, a, b, Factors::Pairs, c, stride, accumulate)
-            }
+            Isa::Avx512Bf16 if bf16 => run::<Pairs, 14, 2>(pair_panels, a, b, factors, c, stride, accumulate),
             #[cfg(target_arch = "x86_64")]
             Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => {
                 run::<__m512, 14, 2>(avx512_panels, a, b, factors, c, stride, accumulate)
