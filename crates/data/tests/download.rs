@@ -314,7 +314,7 @@ fn what_cannot_be_meant_is_refused() {
     assert!(source("ftp://a/x", "x", None).contains("begins with http"));
     assert!(source("http://a/x", "x", Some("12")).contains("64 hexadecimal digits"));
     if !cfg!(feature = "tls") {
-        assert!(source("https://a/x", "x", None).contains("--features hub"));
+        assert!(source("https://a/x", "x", None).contains("feature `tls`"));
     }
     let list = folder.path().join("list");
     fs::write(&list, "zz  x\n").unwrap();

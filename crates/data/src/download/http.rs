@@ -259,7 +259,7 @@ fn check(source: &Source) -> Result<(), DownloadError> {
         Some("http") => Ok(()),
         Some("https") if cfg!(feature = "tls") => Ok(()),
         Some("https") => unusable(format!(
-            "{}: this build cannot open https; build with `--features hub`, or name an http server with --mirror",
+            "{}: this build cannot open https; build with the feature `tls`, or name an http server with --mirror",
             source.url
         )),
         _ => unusable(format!("{}: expected an address that begins with http:// or https://", source.url)),
