@@ -138,6 +138,10 @@ impl<'p, D: Device> Tape<'p, D> {
     pub fn inference(device: &D, parameters: &'p Arena<D>) -> Self {
         Tape { recording: false, ..Self::recording(device, parameters, None) }
     }
+    /// A tape that keeps nothing, with the dropout of one that records: a first pass, whose values a second one has again.
+    pub fn passing(device: &D, parameters: &'p Arena<D>, draw: Draw) -> Self {
+        Tape { recording: false, ..Self::recording(device, parameters, Some(draw)) }
+    }
     /// Dropout of a site (a number that names the place in the model); none in inference or for `p == 0`.
     pub fn dropout(&self, site: u64, p: f64) -> Option<Dropout> {
         let d = self.draw?;

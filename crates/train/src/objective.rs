@@ -1,6 +1,7 @@
 //! What the training loop needs to know of a task: how an update's examples become shards, a shard's loss and
 //! gradient, and a measure to choose the best checkpoint by. One objective, one file below `objectives`.
 
+use std::ops::Range;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -43,6 +44,15 @@ impl ShardSize {
     }
 }
 
+/// What a shard shows to all ranks before any gradient of its update is computed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shown {
+    /// Whole numbers, in an order of the task's own.
+    pub counts: Vec<u64>,
+    /// Vectors, one after the other.
+    pub values: Vec<f64>,
+}
+
 /// The outcome of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
@@ -50,6 +60,16 @@ pub struct Evaluation {
     pub score: f64,
     /// All figures, for the logs, by name.
     pub figures: Vec<(&'static str, f64)>,
+    /// The figures as a person reads them.
+    pub text: String,
+}
+
+impl Evaluation {
+    /// Of figures that are shares of 1, read in percent.
+    pub fn of_shares(score: f64, figures: Vec<(&'static str, f64)>) -> Evaluation {
+        let shown: Vec<String> = figures.iter().map(|(name, v)| format!("{name} {:.2}", 100.0 * v)).collect();
+        Evaluation { score, figures, text: shown.join(", ") }
+    }
 }
 
 /// A task to train for.
@@ -65,6 +85,40 @@ pub trait Objective<D: Device>: Sync {
     fn shards(&self, update: &UpdateExamples, micro: usize) -> Result<Vec<Self::Shard>, TrainError>;
     /// Size of a shard.
     fn size(&self, shard: &Self::Shard) -> ShardSize;
+    /// Whether an update begins with a pass over all its shards: [`Objective::first_pass`] on each, then
+    /// [`Objective::settle`].
+    fn has_first_pass(&self) -> bool {
+        false
+    }
+    /// Computes what has to be known of a shard before any gradient, keeps in it what is its own matter, and gives what all
+    /// others have to see. The draws of `draw` are those of the shard's gradient.
+    ///
+    /// # Errors
+    /// What cannot be computed.
+    fn first_pass(
+        &self,
+        _device: &D,
+        _parameters: &Arena<D>,
+        _shard: &mut Self::Shard,
+        _draw: Draw,
+    ) -> Result<Shown, TrainError> {
+        Ok(Shown::default())
+    }
+    /// Makes `shards`, which are the update's shards `own`, ready for their gradients, now that all shards' `shown` is
+    /// here, in their order. The same bits for a shard whoever has it: what an owner adds up over others' shards it adds in
+    /// their order.
+    ///
+    /// # Errors
+    /// A rank was lost.
+    fn settle(
+        &self,
+        _world: &World,
+        _shown: &[Shown],
+        _own: Range<usize>,
+        _shards: &mut [Self::Shard],
+    ) -> Result<(), TrainError> {
+        Ok(())
+    }
     /// Adds the shard's gradient of `weight` times its summed loss to `gradients`, and tells `buckets` when it is done with
     /// stretches of them.
     fn gradient_with(

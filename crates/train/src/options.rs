@@ -1,10 +1,12 @@
-//! The settings of a reader's training: each field is a flag, a key of `config.toml`, and an environment variable
+//! The settings of a training: each field is a flag, a key of `config.toml`, and an environment variable
 //! (`TERCIO_` and its name), with its default and its help said once, here.
 //!
 //! Names are FiD's where it has the setting; `--train_data` and `--train-data` are the same flag.
 
 mod optim;
 mod precision;
+mod reader;
+mod retriever;
 
 use std::path::PathBuf;
 
@@ -13,13 +15,13 @@ use serde::{Deserialize, Serialize};
 
 pub use optim::{Optim, OptimOptions, Scheduler};
 pub use precision::{Precision, PrecisionOptions};
+pub use reader::{MOST_ANSWER_TOKENS, MOST_TEXT_TOKENS, ReaderModelOptions, ReaderOptions, check_lengths};
+pub use retriever::{
+    KlMean, MOST_DIMENSIONS, MOST_PASSAGES, RetrieverLoss, RetrieverModelOptions, RetrieverOptions,
+    TextOptions,
+};
 
 use crate::ranks::options::{self as rank_options, RankOptions, Shard};
-
-/// Most tokens of a passage that are believed to be meant; memory grows with it.
-pub const MOST_TEXT_TOKENS: usize = 1 << 16;
-/// Most tokens of an answer that are believed to be meant; memory grows with it.
-pub const MOST_ANSWER_TOKENS: usize = 1 << 12;
 
 /// What becomes of the examples that do not fill a batch at the end of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -82,55 +84,9 @@ pub struct RunOptions {
     pub main_port: i64,
 }
 
-/// The model and its inputs.
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
-pub struct ReaderModelOptions {
-    /// Model to start from: a folder (Hugging Face or FiD layout) or a hub name; step 0 of a run without checkpoints
-    #[arg(long, visible_alias = "model", env = "TERCIO_MODEL_PATH", default_value = "none")]
-    pub model_path: String,
-    /// Size of T5: small, base, large, 3b, 11b; pretrained `t5-SIZE` unless --init random
-    #[arg(long, env = "TERCIO_MODEL_SIZE", default_value = "base")]
-    pub model_size: String,
-    /// Initial weights
-    #[arg(long, value_enum, env = "TERCIO_INIT", default_value_t = Init::Pretrained)]
-    pub init: Init,
-    /// config.json of the shape for --init random, instead of --model_size
-    #[arg(long, env = "TERCIO_MODEL_CONFIG")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub model_config: Option<PathBuf>,
-    /// Folder of the tokenizer (tokenizer.json or spiece.model); default: the model's folder
-    #[arg(long, env = "TERCIO_TOKENIZER")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tokenizer: Option<PathBuf>,
-    /// Tokens of "question + title + passage" at most
-    #[arg(long, env = "TERCIO_TEXT_MAXLENGTH", default_value_t = 200)]
-    pub text_maxlength: usize,
-    /// Tokens of a target at most, its end token counted; -1: no limit
-    #[arg(long, env = "TERCIO_ANSWER_MAXLENGTH", default_value_t = -1, allow_negative_numbers = true)]
-    pub answer_maxlength: i64,
-    /// Leave the titles out of the inputs
-    #[arg(long, env = "TERCIO_NO_TITLE")]
-    pub no_title: bool,
-    /// Passages of each question that are read
-    #[arg(long, env = "TERCIO_N_CONTEXT", default_value_t = 1)]
-    pub n_context: usize,
-    /// Passages of each question that are read in evaluation; 0: as --n_context
-    #[arg(long, env = "TERCIO_EVAL_N_CONTEXT", default_value_t = 0)]
-    pub eval_n_context: usize,
-    /// End every passage with `</s>`, as newer libraries do (FiD's released models were trained without)
-    #[arg(long, env = "TERCIO_PASSAGE_EOS")]
-    pub passage_eos: bool,
-    /// Keep only each encoder layer's input for the backward pass and compute the rest again
-    #[arg(long, visible_alias = "use-checkpoint", env = "TERCIO_RECOMPUTE")]
-    pub recompute: bool,
-    /// Tokens of a generated answer at most, the start token counted
-    #[arg(long, env = "TERCIO_GENERATION_MAX_LENGTH", default_value_t = 50)]
-    pub generation_max_length: usize,
-}
-
 /// Data, batches and evaluation.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
-pub struct ReaderDataOptions {
+pub struct DataOptions {
     /// Training questions: .json or .jsonl, also .gz or .zst
     #[arg(long, env = "TERCIO_TRAIN_DATA")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -180,14 +136,30 @@ pub struct ReaderDataOptions {
     /// Checkpoints to keep, the best and the latest apart; 0: all
     #[arg(long, env = "TERCIO_KEEP_LAST", default_value_t = 2)]
     pub keep_last: usize,
-    /// Evaluations without a better exact match before the run ends; 0: never
+    /// Evaluations without a better score before the run ends; 0: never
     #[arg(long, env = "TERCIO_EARLY_STOP", default_value_t = 0)]
     pub early_stop: u64,
 }
 
-/// All settings of `tercio train reader`.
+/// What is a task's own among the settings of its training: the model and its inputs.
+pub trait TaskOptions: Args + Clone + Serialize + Send + Sync {
+    /// The task, as in `tercio train TASK`.
+    const NAME: &'static str;
+    /// Own settings that may differ when a run goes on.
+    const MAY_CHANGE: &'static [&'static str];
+
+    /// Own settings that came later than the task's first runs, and what those did before.
+    fn added() -> Vec<(&'static str, toml::Value)>;
+    /// What is wrong with them, if anything, said before any file is opened.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    fn check(&self, all: &TrainOptions<Self>) -> Result<(), String>;
+}
+
+/// All settings of a training.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
-pub struct ReaderOptions {
+pub struct TrainOptions<T: Args> {
     /// The run.
     #[command(flatten)]
     #[serde(flatten)]
@@ -195,11 +167,11 @@ pub struct ReaderOptions {
     /// The model.
     #[command(flatten)]
     #[serde(flatten)]
-    pub model: ReaderModelOptions,
+    pub model: T,
     /// Data and evaluation.
     #[command(flatten)]
     #[serde(flatten)]
-    pub data: ReaderDataOptions,
+    pub data: DataOptions,
     /// The optimizer.
     #[command(flatten)]
     #[serde(flatten)]
@@ -210,7 +182,7 @@ pub struct ReaderOptions {
     pub compute: PrecisionOptions,
 }
 
-/// Settings that may differ when a run goes on: none changes what an update computes, but for the length of the schedule.
+/// Settings of every task that may differ when a run goes on: none changes what an update computes, but for the length of the schedule.
 pub const MAY_CHANGE: &[&str] = &[
     "threads",
     "grace_seconds",
@@ -220,16 +192,12 @@ pub const MAY_CHANGE: &[&str] = &[
     "log_freq",
     "stats_freq",
     "eval_print_freq",
-    "eval_n_context",
     "keep_last",
     "early_stop",
     "checkpoint_dir",
     "name",
     "train_data",
     "eval_data",
-    "model_path",
-    "model_config",
-    "tokenizer",
 ];
 
 /// Batch sizes after translation.
@@ -245,7 +213,7 @@ pub struct BatchPlan {
     pub groups: usize,
 }
 
-impl ReaderDataOptions {
+impl DataOptions {
     /// Translates FiD's batch flags and checks that the sizes fit each other.
     pub fn batch_plan(&self) -> Result<BatchPlan, String> {
         let micro = if self.micro_batch_size > 0 { self.micro_batch_size } else { self.per_gpu_batch_size };
@@ -280,22 +248,9 @@ impl RunOptions {
     }
 }
 
-/// Whether a setting may differ when a run goes on.
-pub fn may_change() -> Vec<&'static str> {
-    [MAY_CHANGE, rank_options::MAY_CHANGE].concat()
-}
-
-/// Refuses lengths of passages and answers that no reader can mean.
-pub fn check_lengths(text_maxlength: usize, generation_max_length: usize) -> Result<(), String> {
-    if !(1..=MOST_TEXT_TOKENS).contains(&text_maxlength) {
-        return Err(format!("--text_maxlength {text_maxlength}: expected 1 to {MOST_TEXT_TOKENS}"));
-    }
-    if !(2..=MOST_ANSWER_TOKENS).contains(&generation_max_length) {
-        return Err(format!(
-            "--generation_max_length {generation_max_length}: expected 2 to {MOST_ANSWER_TOKENS}"
-        ));
-    }
-    Ok(())
+/// Which settings may differ when a run goes on.
+pub fn may_change<T: TaskOptions>() -> Vec<&'static str> {
+    [MAY_CHANGE, rank_options::MAY_CHANGE, T::MAY_CHANGE].concat()
 }
 
 /// Refuses a name that would leave the folder of all runs.
@@ -307,7 +262,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-impl ReaderOptions {
+impl<T: TaskOptions> TrainOptions<T> {
     /// What is wrong with the settings, if anything, said before any file is opened.
     pub fn check(&self) -> Result<(), String> {
         let o = &self.optim;
@@ -327,10 +282,10 @@ impl ReaderOptions {
                         whole matrices: leave --shard out"
                 .into());
         }
-        check_lengths(self.model.text_maxlength, self.model.generation_max_length)?;
-        if self.model.answer_maxlength < -1 || self.data.maxload < -1 {
-            return Err("--answer_maxlength and --maxload must be -1 or more".into());
+        if self.data.maxload < -1 {
+            return Err("--maxload must be -1 (all) or more".into());
         }
+        self.model.check(self)?;
         if self.data.early_stop > 0 && self.data.eval_data.is_none() {
             return Err(
                 "--early_stop needs --eval_data: without evaluation nothing tells when to stop".into()

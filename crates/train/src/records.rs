@@ -146,12 +146,10 @@ impl<'a> Records<'a> {
         let fields = e.figures.iter().map(|(name, v)| (name.to_string(), Value::from(*v))).collect();
         self.metrics.event("eval", step, fields)?;
         self.tensorboard.scalars(step, &[("Evaluation", e.score)])?;
-        let shown: Vec<String> =
-            e.figures.iter().map(|(name, v)| format!("{name} {:.2}", 100.0 * v)).collect();
         tracing::info!(
             "{step} / {} |evaluation: {}{}",
             self.options.optim.total_steps,
-            shown.join(", "),
+            e.text,
             if gained { " (best so far)" } else { "" }
         );
         self.figures = e.figures;

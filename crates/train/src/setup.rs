@@ -1,30 +1,78 @@
-//! From a reader's settings to a run that is ready: folder, lease, configuration, model (from the newest checkpoint, or
-//! where the settings say), tokenizer and data.
+//! From settings to a run that is ready: folder, lease, configuration, model (from the newest checkpoint, or where the
+//! settings say) and data. What a task has of its own is a file below `setup`.
+
+pub mod reader;
+pub mod retriever;
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Map;
-use tercio_data::{Questions, ReaderEncoding, Tokenizer};
+use tercio_comm::World;
 use tercio_engine::{Arena, Device};
 use tercio_models::folder::ModelFolder;
-use tercio_models::t5::{Initialization, LoadedT5, T5Config};
 
 use crate::error::TrainError;
-use crate::objectives::reader::ReaderObjective;
+use crate::objective::Objective;
 use crate::optimizer::{check_names, no_moments};
-use crate::options::{Init, Optim, ReaderModelOptions, ReaderOptions, may_change};
+use crate::options::{Optim, TaskOptions, TrainOptions, may_change};
+use crate::ranks::RankDevice;
+use crate::ranks::corpus::ExampleFile;
 use crate::run::{self, CheckpointStore, FoundCheckpoint, Lease, RunError, config, memory, metrics};
 use crate::state::{Counters, StoredState, load_moments};
 use crate::step::TrainState;
 use crate::trainer::RunFolder;
 
+pub use reader::{ReaderRun, encoding, of_size, open_model};
+
 /// Key of the evaluation data's fingerprint.
 const EVAL_DATA: &str = "eval_data";
 
-/// A reader's run, ready to train.
-pub struct ReaderRun<D: Device> {
+/// A task that models are trained for: what opens from its settings.
+pub trait Task<D: RankDevice>: TaskOptions {
+    /// Model, tokenizer and whatever else is read from folders.
+    type Model: TaskModel<D>;
+    /// A file of its examples.
+    type Data: ExampleFile;
+    /// What is trained.
+    type Objective: Objective<D> + Send;
+
+    /// The model of a checkpoint's folder, or where the settings say.
+    ///
+    /// # Errors
+    /// What is missing or does not fit.
+    fn open(
+        options: &TrainOptions<Self>,
+        checkpoint: Option<&Path>,
+        device: &D,
+    ) -> Result<Self::Model, TrainError>;
+    /// The objective of model and data, and the model's values.
+    ///
+    /// # Errors
+    /// Data that does not fit the settings.
+    fn objective(
+        options: &TrainOptions<Self>,
+        model: Self::Model,
+        train: Self::Data,
+        eval: Option<Self::Data>,
+        device: &D,
+    ) -> Result<(Self::Objective, Arena<D>), TrainError>;
+    /// Where the weights of a run without checkpoints come from, as a flag would say it; `none`: not from a folder.
+    fn model_path(&self) -> &str;
+}
+
+/// A model that rank 0 has read and the others get from it.
+pub trait TaskModel<D: RankDevice>: Sized {
+    /// Rank 0's model on every rank; the values to train are zeros on the others, for their owner to send later.
+    ///
+    /// # Errors
+    /// A rank was lost or failed.
+    fn share(world: &World, own: Option<Self>, device: &D) -> Result<Self, TrainError>;
+}
+
+/// A run, ready to train.
+pub struct Run<D: Device, O> {
     /// Data, model and measure.
-    pub objective: ReaderObjective,
+    pub objective: O,
     /// Parameters and moments.
     pub state: TrainState<D>,
     /// The counters of the checkpoint that the run goes on from; `None` at step 0.
@@ -32,12 +80,12 @@ pub struct ReaderRun<D: Device> {
 }
 
 /// The folder of a run.
-pub fn run_dir(options: &ReaderOptions) -> PathBuf {
+pub fn run_dir<T: TaskOptions>(options: &TrainOptions<T>) -> PathBuf {
     options.run.checkpoint_dir.join(&options.run.name)
 }
 
 /// The settings as they are stored in `config.toml`, batch sizes translated.
-pub fn config_table(options: &ReaderOptions) -> Result<toml::Table, TrainError> {
+pub fn config_table<T: TaskOptions>(options: &TrainOptions<T>) -> Result<toml::Table, TrainError> {
     let plan = options.data.batch_plan().map_err(TrainError::Options)?;
     let mut options = options.clone();
     options.data.global_batch_size = plan.global;
@@ -53,7 +101,7 @@ pub fn config_table(options: &ReaderOptions) -> Result<toml::Table, TrainError> 
 /// With `--new-run` a folder that holds a run is moved aside first.
 ///
 /// Where the folder's run has not logged a single update yet, nothing depends on its settings: the new ones replace them.
-pub fn open_folder(options: &ReaderOptions) -> Result<RunFolder, TrainError> {
+pub fn open_folder<T: TaskOptions>(options: &TrainOptions<T>) -> Result<RunFolder, TrainError> {
     let dir = run_dir(options);
     let wanted = config_table(options)?;
     if starts_anew(options) && dir.join("config.toml").exists() {
@@ -64,7 +112,7 @@ pub fn open_folder(options: &ReaderOptions) -> Result<RunFolder, TrainError> {
     let store = CheckpointStore::open(&dir)?;
     store.remove_stale(&lease)?;
     run::remove_temporary(&dir)?;
-    settle_config(&dir, Some(&store), &wanted)?;
+    settle_config::<T>(&dir, Some(&store), &wanted)?;
     if config::read_config(&dir)?.as_ref() != Some(&wanted) {
         config::write_config(&dir, &wanted)?;
     }
@@ -73,7 +121,7 @@ pub fn open_folder(options: &ReaderOptions) -> Result<RunFolder, TrainError> {
 
 /// Whether `--new-run` was given, and this is not the same command started once more by its launcher or by Slurm: that one
 /// goes on.
-fn starts_anew(options: &ReaderOptions) -> bool {
+fn starts_anew<T: TaskOptions>(options: &TrainOptions<T>) -> bool {
     let restarts = tercio_comm::place::restarts(&|name| std::env::var(name).ok());
     if options.run.new_run && restarts > 0 {
         tracing::info!("--new-run was for the first start; restart {restarts} goes on with its run");
@@ -82,7 +130,7 @@ fn starts_anew(options: &ReaderOptions) -> bool {
 }
 
 /// Refuses settings that the run in the folder cannot go on with, and says which of the others changed.
-fn settle_config(
+fn settle_config<T: TaskOptions>(
     dir: &Path,
     store: Option<&CheckpointStore>,
     wanted: &toml::Table,
@@ -106,10 +154,10 @@ fn settle_config(
     if !has_begun {
         return Ok(());
     }
-    for (key, default) in added_settings() {
+    for (key, default) in T::added() {
         stored.entry(key).or_insert(default);
     }
-    config::check(dir, &stored, wanted, &may_change())?;
+    config::check(dir, &stored, wanted, &may_change::<T>())?;
     for d in config::compare(&stored, wanted, &[]) {
         let show = |v: &Option<toml::Value>| v.as_ref().map_or("not set".to_owned(), |v| v.to_string());
         let (key, before, now) = (&d.key, show(&d.stored), show(&d.wanted));
@@ -125,21 +173,10 @@ fn settle_config(
     Ok(())
 }
 
-/// Settings that came later than the first runs, and what those did before.
-fn added_settings() -> [(&'static str, toml::Value); 7] {
-    [
-        ("precision", "f32".into()),
-        ("no_decay", "".into()),
-        ("scale_parameter", false.into()),
-        ("relative_step", false.into()),
-        ("clip_threshold", 1.0.into()),
-        ("decay_rate", (-0.8).into()),
-        ("label_smoothing", 0.0.into()),
-    ]
-}
-
 /// The checkpoint that a run of these settings would go on from; looks only, and changes nothing in the run's folder.
-pub fn look_for_checkpoint(options: &ReaderOptions) -> Result<Option<FoundCheckpoint>, TrainError> {
+pub fn look_for_checkpoint<T: TaskOptions>(
+    options: &TrainOptions<T>,
+) -> Result<Option<FoundCheckpoint>, TrainError> {
     let dir = run_dir(options);
     if starts_anew(options) || !dir.is_dir() {
         return Ok(None);
@@ -149,7 +186,7 @@ pub fn look_for_checkpoint(options: &ReaderOptions) -> Result<Option<FoundCheckp
         true => Some(CheckpointStore::open(&dir)?),
         false => None,
     };
-    settle_config(&dir, store.as_ref(), &config_table(options)?)?;
+    settle_config::<T>(&dir, store.as_ref(), &config_table(options)?)?;
     Ok(store.map(|s| s.latest_complete()).transpose()?.flatten())
 }
 
@@ -167,123 +204,93 @@ fn move_aside(dir: &Path) -> Result<PathBuf, TrainError> {
 
 /// Opens data and model of a run. From the newest complete checkpoint of `folder` where there is one (whatever
 /// `--model_path` says), else as the settings say, at step 0.
-pub fn open_reader<D: Device>(
-    options: &ReaderOptions,
+///
+/// # Errors
+/// As [`open_run_from`].
+pub fn open_run<D: RankDevice, T: Task<D>>(
+    options: &TrainOptions<T>,
     folder: &RunFolder,
     device: &D,
-) -> Result<ReaderRun<D>, TrainError> {
-    open_reader_from(options, folder.store.latest_complete()?, &folder.dir.join("data"), device)
+) -> Result<Run<D, T::Objective>, TrainError> {
+    open_run_from(options, folder.store.latest_complete()?, &folder.dir.join("data"), device)
 }
 
-/// As [`open_reader`], from the given checkpoint or else the start, with the data's index in the folder `cache`.
-pub fn open_reader_from<D: Device>(
-    options: &ReaderOptions,
+/// As [`open_run`], from the given checkpoint or else the start, with the data's index in the folder `cache`.
+///
+/// # Errors
+/// Settings, a model, a tokenizer or data that cannot be used; data that is not the checkpoint's.
+pub fn open_run_from<D: RankDevice, T: Task<D>>(
+    options: &TrainOptions<T>,
     found: Option<FoundCheckpoint>,
     cache: &Path,
     device: &D,
-) -> Result<ReaderRun<D>, TrainError> {
+) -> Result<Run<D, T::Objective>, TrainError> {
     options.check().map_err(TrainError::Options)?;
-    let (loaded, tokenizer) = model_of(options, found.as_ref(), device)?;
+    let model = model_of(options, found.as_ref(), device)?;
     let path = options.data.train_data.as_ref().expect("checked with the settings");
-    let train = Questions::open(path, cache)?;
-    let eval = options.data.eval_data.as_ref().map(|p| Questions::open(p, cache)).transpose()?;
-    let (objective, parameters) = reader_of(options, loaded, tokenizer, train, eval)?;
+    let train = T::Data::open(path, cache)?;
+    let eval = options.data.eval_data.as_ref().map(|p| T::Data::open(p, cache)).transpose()?;
+    let (objective, parameters) = objective_of(options, model, train, eval, device)?;
     state_of(options, found, objective, parameters, device)
 }
 
-/// Model and tokenizer of a checkpoint, or where the settings say.
-pub(crate) fn model_of<D: Device>(
-    options: &ReaderOptions,
+/// The model of a checkpoint, or where the settings say.
+pub(crate) fn model_of<D: RankDevice, T: Task<D>>(
+    options: &TrainOptions<T>,
     found: Option<&FoundCheckpoint>,
     device: &D,
-) -> Result<(LoadedT5<D>, Tokenizer), TrainError> {
-    let (mut loaded, tokenizer) = match found {
-        Some(checkpoint) => {
-            checkpoint.verify_full()?;
-            let path = &checkpoint.path;
-            let model = ModelFolder::open(&path.to_string_lossy())?;
-            (LoadedT5::open(&model, device)?, Tokenizer::load(path)?)
-        }
-        None => initial_model(&options.model, options.run.seed, device)?,
-    };
-    if let Some(p) = options.optim.dropout {
-        loaded.model.config.dropout_rate = p;
+) -> Result<T::Model, TrainError> {
+    if let Some(checkpoint) = found {
+        checkpoint.verify_full()?;
     }
-    check_vocabulary(&tokenizer, &loaded.model.config)?;
-    Ok((loaded, tokenizer))
+    T::open(options, found.map(|checkpoint| checkpoint.path.as_path()), device)
 }
 
 /// The objective of model and data, and the values.
-pub(crate) fn reader_of<D: Device>(
-    options: &ReaderOptions,
-    loaded: LoadedT5<D>,
-    tokenizer: Tokenizer,
-    train: Questions,
-    eval: Option<Questions>,
-) -> Result<(ReaderObjective, Arena<D>), TrainError> {
-    let used = match options.data.maxload {
-        n if n >= 0 => train.len().min(n as usize),
-        _ => train.len(),
-    };
-    let plan = options.data.batch_plan().map_err(TrainError::Options)?;
-    let LoadedT5 { model, parameters, json } = loaded;
-    check_names(&options.optim, model.layout())?;
-    let objective = ReaderObjective {
-        model,
-        json,
-        tokenizer,
-        encoding: encoding(&options.model),
-        train,
-        used,
-        eval,
-        seed: options.run.seed,
-        label_smoothing: options.optim.label_smoothing,
-        recompute: options.model.recompute,
-        generation_max_length: options.model.generation_max_length,
-        eval_n_context: match options.model.eval_n_context {
-            0 => options.model.n_context,
-            n => n,
-        },
-        eval_batch: plan.micro,
-        eval_print_freq: options.data.eval_print_freq,
-    };
+pub(crate) fn objective_of<D: RankDevice, T: Task<D>>(
+    options: &TrainOptions<T>,
+    model: T::Model,
+    train: T::Data,
+    eval: Option<T::Data>,
+    device: &D,
+) -> Result<(T::Objective, Arena<D>), TrainError> {
+    let (objective, parameters) = T::objective(options, model, train, eval, device)?;
+    check_names(&options.optim, objective.layout())?;
     Ok((objective, parameters))
 }
 
 /// The state of a checkpoint, or that of step 0.
-pub(crate) fn state_of<D: Device>(
-    options: &ReaderOptions,
+pub(crate) fn state_of<D: RankDevice, T: Task<D>>(
+    options: &TrainOptions<T>,
     found: Option<FoundCheckpoint>,
-    objective: ReaderObjective,
+    objective: T::Objective,
     parameters: Arena<D>,
     device: &D,
-) -> Result<ReaderRun<D>, TrainError> {
+) -> Result<Run<D, T::Objective>, TrainError> {
     let Some(checkpoint) = found else {
-        let [first, second] = no_moments(device, options.optim.optim, objective.model.layout(), None);
+        let [first, second] = no_moments(device, options.optim.optim, objective.layout(), None);
         let state = TrainState { step: 0, parameters, first, second };
-        return Ok(ReaderRun { objective, state, counters: None });
+        return Ok(Run { objective, state, counters: None });
     };
     let run = go_on(device, objective, options.optim.optim, parameters, &checkpoint)?;
-    if options.model.model_path != "none" {
-        tracing::info!(
-            "--model_path {} was the start of this run: the weights are the checkpoint's",
-            options.model.model_path
-        );
+    let start = options.model.model_path();
+    if start != "none" {
+        tracing::info!("--model_path {start} was the start of this run: the weights are the checkpoint's");
     }
     Ok(run)
 }
 
-fn go_on<D: Device>(
+fn go_on<D: Device, O: Objective<D>>(
     device: &D,
-    objective: ReaderObjective,
+    objective: O,
     optim: Optim,
     parameters: Arena<D>,
     checkpoint: &FoundCheckpoint,
-) -> Result<ReaderRun<D>, TrainError> {
+) -> Result<Run<D, O>, TrainError> {
     let path = checkpoint.path.display();
     let stored: StoredState = serde_json::from_value(checkpoint.manifest.state.clone())
         .map_err(|e| TrainError::Unusable(format!("{path}: training.json: {e}")))?;
-    let now = crate::objective::Objective::<D>::fingerprint(&objective);
+    let now = objective.fingerprint();
     // Other held-out questions change no bit, but the scores before and after are of two measures.
     let (mut trained, mut training) = (stored.data.clone(), now.clone());
     if trained.remove(EVAL_DATA) != training.remove(EVAL_DATA) && stored.counters.best.is_some() {
@@ -308,47 +315,10 @@ fn go_on<D: Device>(
             device.arithmetic()
         );
     }
-    let [first, second] = load_moments(device, optim, objective.model.layout(), &checkpoint.path)?;
+    let [first, second] = load_moments(device, optim, objective.layout(), &checkpoint.path)?;
     tracing::info!("going on from {path}: {} updates are done", checkpoint.step);
     let state = TrainState { step: checkpoint.step, parameters, first, second };
-    Ok(ReaderRun { objective, state, counters: Some(stored.counters) })
-}
-
-/// How a reader's inputs are made, from its flags.
-pub fn encoding(o: &ReaderModelOptions) -> ReaderEncoding {
-    ReaderEncoding {
-        text_maxlength: o.text_maxlength,
-        answer_maxlength: usize::try_from(o.answer_maxlength).ok().filter(|&n| n > 0),
-        n_context: o.n_context,
-        no_title: o.no_title,
-        passage_eos: o.passage_eos,
-    }
-}
-
-/// A model to use: `name` is a model folder, a hub name, or a run's folder, which stands for its best checkpoint (the
-/// latest where none is marked best). The tokenizer is that of the folder, or the one in `tokenizer`.
-///
-/// # Errors
-/// What is missing or does not fit; a tokenizer with more ids than the model has embeddings.
-pub fn open_model<D: Device>(
-    name: &str,
-    tokenizer: Option<&Path>,
-    device: &D,
-) -> Result<(LoadedT5<D>, Tokenizer), TrainError> {
-    let folder = model_folder(name)?;
-    let tokenizer = Tokenizer::load(tokenizer.unwrap_or(folder.path()))?;
-    let loaded = LoadedT5::open(&folder, device)?;
-    check_vocabulary(&tokenizer, &loaded.model.config)?;
-    Ok((loaded, tokenizer))
-}
-
-/// Refuses a tokenizer whose ids the model has no embeddings for.
-pub(crate) fn check_vocabulary(tokenizer: &Tokenizer, model: &T5Config) -> Result<(), TrainError> {
-    let (ids, rows) = (tokenizer.vocab_size(), model.vocab_size);
-    if ids > rows {
-        return Err(TrainError::Vocabulary { tokenizer: ids, model: rows });
-    }
-    Ok(())
+    Ok(Run { objective, state, counters: Some(stored.counters) })
 }
 
 /// The folder that a name of a model stands for; see [`open_model`].
@@ -368,66 +338,20 @@ pub fn model_folder(name: &str) -> Result<ModelFolder, TrainError> {
     Ok(ModelFolder::open(name)?)
 }
 
-fn initial_model<D: Device>(
-    o: &ReaderModelOptions,
-    seed: u64,
-    device: &D,
-) -> Result<(LoadedT5<D>, Tokenizer), TrainError> {
-    if o.init == Init::Random {
-        if o.model_path != "none" {
-            return Err(TrainError::Options("--init random and --model_path exclude each other".into()));
-        }
-        let (config, folder) = match &o.model_config {
-            Some(path) => (T5Config::read(path)?.0, path.parent()),
-            None => (of_size(&o.model_size)?, None),
-        };
-        // The shape's own folder serves as the tokenizer's where it holds one, or names byT5's.
-        let tokenizer = match (&o.tokenizer, folder) {
-            (Some(given), _) => Tokenizer::load(given)?,
-            (None, Some(own)) => Tokenizer::load(own)
-                .map_err(|e| TrainError::Unusable(format!("{e}; or give --tokenizer another folder")))?,
-            (None, None) => {
-                let what = "--init random needs --tokenizer: the folder of a tokenizer.json or spiece.model";
-                return Err(TrainError::Options(what.into()));
-            }
-        };
-        return Ok((random_model(config, seed, device)?, tokenizer));
-    }
-    if o.model_config.is_some() {
-        return Err(TrainError::Options("--model_config gives a shape for --init random".into()));
-    }
-    let name = match o.model_path.as_str() {
-        "none" => {
-            of_size(&o.model_size)?;
-            format!("t5-{}", o.model_size)
-        }
-        path => path.to_owned(),
-    };
-    let folder = ModelFolder::open(&name)?;
-    let tokenizer = Tokenizer::load(o.tokenizer.as_deref().unwrap_or(folder.path()))?;
-    Ok((LoadedT5::open(&folder, device)?, tokenizer))
-}
-
-/// The published shape of a size.
-pub fn of_size(size: &str) -> Result<T5Config, TrainError> {
-    T5Config::of_size(size).ok_or_else(|| {
-        TrainError::Options(format!("model size {size}: expected small, base, large, 3b or 11b"))
-    })
-}
-
-/// A model of random values, refused where the values alone would not fit into memory.
-pub(crate) fn random_model<D: Device>(
-    config: T5Config,
-    seed: u64,
-    device: &D,
-) -> Result<LoadedT5<D>, TrainError> {
-    let bytes = u64::try_from(4 * config.parameters()).unwrap_or(u64::MAX);
-    if let Some(room) = memory::available().filter(|&room| room < bytes) {
-        return Err(TrainError::Unusable(format!(
+/// Refuses values that would not fit into memory, before they are made.
+pub(crate) fn require_room(parameters: u128) -> Result<(), TrainError> {
+    let bytes = u64::try_from(parameters.saturating_mul(4)).unwrap_or(u64::MAX);
+    match memory::available().filter(|&room| room < bytes) {
+        None => Ok(()),
+        Some(room) => Err(TrainError::Unusable(format!(
             "the model's values take {}, this process can have {}; choose a smaller model",
             memory::human(bytes),
             memory::human(room)
-        )));
+        ))),
     }
-    Ok(LoadedT5::random(config, Initialization { seed }, device))
+}
+
+/// How many examples of a file of `len` are used: `--maxload`.
+pub(crate) fn used(maxload: i64, len: usize) -> usize {
+    usize::try_from(maxload).map_or(len, |most| len.min(most))
 }

@@ -11,12 +11,12 @@ use tercio_engine::{Arena, Buckets, Device, Draw};
 use crate::accumulate::{GroupSum, group_of};
 use crate::error::TrainError;
 use crate::layer_norms::{LayerNorms, gradient_squares, layers, norms};
-use crate::objective::{Objective, ShardSize};
+use crate::objective::{Objective, ShardSize, Shown};
 use crate::optimizer::Optimizer;
 use crate::options::{BatchPlan, OptimOptions};
 use crate::ranks::RankDevice;
 use crate::ranks::deal::own_shards;
-use crate::ranks::message::{After, Before, strongest};
+use crate::ranks::message::{After, Before, FirstPass, strongest};
 use crate::ranks::parts::Parts;
 use crate::ranks::spans::{Kind, Spans};
 use crate::run::StopReason;
@@ -212,7 +212,7 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         // One that is told to end has nothing to prepare.
         let signal = (watch.signal)();
         let own = if signal.is_some() { 0..0 } else { own };
-        let shards = spans.of(Kind::Data, || self.encode(examples, own.clone()))?;
+        let mut shards = spans.of(Kind::Data, || self.encode(examples, own.clone()))?;
         let sizes = shards.iter().map(|s| self.objective.size(s)).collect();
         let before = Before { signal, save: watch.save.as_nanos() as u64, sizes };
         let all = spans.of(Kind::Waiting, || before.exchange(&self.world))?;
@@ -225,6 +225,11 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         all.iter().flat_map(|m| &m.sizes).for_each(|s| size.add(*s));
         let weight = 1.0 / size.count.max(1) as f64;
 
+        if self.objective.has_first_pass()
+            && self.first_pass(state, &mut shards, own.start, watch, &mut spans)?
+        {
+            return Ok(Update::Dropped);
+        }
         let computed = self.gradients(state, &shards, own.start, weight, watch, &mut spans)?;
         let (gradients, after) = (computed.gradients, computed.after);
         let all = spans.of(Kind::Waiting, || after.exchange(&self.world))?;
@@ -276,6 +281,38 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         let end = (own.end * micro).min(examples.rows.len());
         let rows = examples.rows[own.start * micro..end].to_vec();
         self.objective.shards(&UpdateExamples { epoch: examples.epoch, rows }, micro)
+    }
+
+    /// The pass over all shards before any gradient; whether a rank gave the update up in it.
+    fn first_pass(
+        &self,
+        state: &TrainState<D>,
+        shards: &mut [O::Shard],
+        first: usize,
+        watch: Watch<'_>,
+        spans: &mut Spans,
+    ) -> Result<bool, TrainError> {
+        let mut seen = FirstPass::default();
+        let count = shards.len();
+        for (i, shard) in shards.iter_mut().enumerate() {
+            // The backward pass is twice a forward one, and a forward pass is still to come with it.
+            if (watch.give_up)(1.0 - i as f64 / (4 * count) as f64) {
+                seen.dropped = true;
+                break;
+            }
+            let draw = Draw { seed: self.seed, update: state.step, shard: (first + i) as u64 };
+            let pass = || self.objective.first_pass(&self.device, &state.parameters, shard, draw);
+            seen.shown.push(spans.of(Kind::Compute, pass)?);
+        }
+        let all = spans.of(Kind::Waiting, || seen.exchange(&self.world))?;
+        if all.iter().any(|m| m.dropped) {
+            return Ok(true);
+        }
+        let shown: Vec<Shown> = all.into_iter().flat_map(|m| m.shown).collect();
+        let own = first..first + count;
+        let settle = || self.objective.settle(&self.world, &shown, own, shards);
+        spans.of(Kind::Compute, settle)?;
+        Ok(false)
     }
 
     /// The sum of the gradients of all ranks' shards (or of this rank's parts of it), and what this rank has to tell.

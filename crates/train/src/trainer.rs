@@ -11,7 +11,7 @@ use tercio_data::Batches;
 use crate::error::TrainError;
 use crate::grace::Grace;
 use crate::objective::{Evaluation, Objective};
-use crate::options::{BatchPlan, LastBatch, OptimOptions, ReaderDataOptions};
+use crate::options::{BatchPlan, DataOptions, LastBatch, OptimOptions, TaskOptions, TrainOptions};
 use crate::ranks::RankDevice;
 use crate::ranks::message::agree_on_signal;
 use crate::ranks::parts::Parts;
@@ -58,7 +58,7 @@ pub struct LoopOptions {
 impl LoopOptions {
     /// From the flags of a trainer.
     pub fn new(
-        data: &ReaderDataOptions,
+        data: &DataOptions,
         optim: &OptimOptions,
         seed: u64,
         progress: bool,
@@ -78,6 +78,12 @@ impl LoopOptions {
             progress,
             trace_ranks: false,
         })
+    }
+    /// From all settings of a training.
+    pub fn of<T: TaskOptions>(options: &TrainOptions<T>, progress: bool) -> Result<Self, TrainError> {
+        let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, progress)?;
+        let (grace_seconds, trace_ranks) = (options.run.grace_seconds, options.run.ranks.trace_ranks);
+        Ok(LoopOptions { grace_seconds, trace_ranks, ..settings })
     }
     /// Which examples belong to which update.
     pub fn batches(&self, examples: usize) -> Result<Batches, TrainError> {

@@ -69,7 +69,7 @@ fn train(threads: usize, seed: u64, precision: Precision) -> ([Vec<u32>; 3], Vec
     options.check().unwrap();
     let device = Cpu::new(threads).unwrap().with_precision(precision);
     let run_folder = setup::open_folder(&options).unwrap();
-    let run = setup::open_reader(&options, &run_folder, &device).unwrap();
+    let run = setup::open_run(&options, &run_folder, &device).unwrap();
     assert_eq!(run.objective.model.config.dropout_rate, 0.1);
     let settings = LoopOptions::new(&options.data, &options.optim, seed, false).unwrap();
     let batches = settings.batches(run.objective.train.len()).unwrap();

@@ -1,7 +1,10 @@
 //! The commands, one a file; data goes to stdout, talk to stderr; exit code 2 for usage, 1 for failure.
 
 mod answer;
+mod bench;
+mod bench_encoder;
 mod bench_reader;
+mod bench_retriever;
 mod common;
 mod completions;
 mod config_print;
@@ -10,6 +13,7 @@ mod data_convert;
 mod data_download;
 mod doctor;
 mod eval_reader;
+mod eval_retriever;
 mod launch;
 mod model_download;
 mod model_export;
@@ -20,7 +24,7 @@ mod reader_flags;
 mod slurm_logs;
 mod slurm_status;
 mod slurm_submit;
-mod train_reader;
+mod train;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -29,6 +33,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tercio_engine::memory::caught;
 use tercio_train::TrainError;
+use tercio_train::options::{ReaderModelOptions, RetrieverModelOptions};
 use tercio_train::run::signals::EXIT_INTERRUPTED;
 use tercio_train::shortage::guarded;
 
@@ -84,13 +89,17 @@ enum Command {
 #[derive(Subcommand)]
 enum Train {
     /// A Fusion-in-Decoder reader (T5)
-    Reader(train_reader::TrainReader),
+    Reader(train::Train<ReaderModelOptions>),
+    /// A retriever (BERT): distilled from a reader's scores, or contrastive, or both
+    Retriever(train::Train<RetrieverModelOptions>),
 }
 
 #[derive(Subcommand)]
 enum Eval {
     /// A Fusion-in-Decoder reader: exact match and F1, predictions, passage scores
     Reader(eval_reader::EvalReader),
+    /// A retriever: its order of passages against a reader's scores, and where it puts positive ones
+    Retriever(eval_retriever::EvalRetriever),
 }
 
 #[derive(Subcommand)]
@@ -128,13 +137,19 @@ enum Model {
 #[derive(Subcommand)]
 enum Config {
     /// Print the config.toml that the flags of `tercio train reader` give
-    Print(config_print::ConfigPrint),
+    Print(config_print::ConfigPrint<ReaderModelOptions>),
+    /// Print the config.toml that the flags of `tercio train retriever` give
+    PrintRetriever(config_print::ConfigPrint<RetrieverModelOptions>),
 }
 
 #[derive(Subcommand)]
 enum Bench {
     /// A Fusion-in-Decoder reader of random weights: training steps, or answering
     Reader(bench_reader::BenchReader),
+    /// The layers of BERT-base of random weights: training steps
+    Encoder(bench_encoder::BenchEncoder),
+    /// A retriever of random weights: steps of distillation
+    Retriever(bench_retriever::BenchRetriever),
 }
 
 /// Runs the command of this process.
@@ -148,7 +163,9 @@ pub fn run() -> ExitCode {
     let result = caught(|| match command {
         Command::Quickstart(c) => c.run(),
         Command::Train(Train::Reader(c)) => c.run(),
+        Command::Train(Train::Retriever(c)) => c.run(),
         Command::Eval(Eval::Reader(c)) => c.run(),
+        Command::Eval(Eval::Retriever(c)) => c.run(),
         Command::Answer(c) => c.run(),
         Command::Launch(c) => c.run(|words| check(words).map(|_| ())),
         Command::Doctor(c) => c.run(),
@@ -163,7 +180,10 @@ pub fn run() -> ExitCode {
         Command::Model(Model::Import(c)) => c.run(),
         Command::Model(Model::Download(c)) => c.run(),
         Command::Config(Config::Print(c)) => c.run(),
+        Command::Config(Config::PrintRetriever(c)) => c.run(),
         Command::Bench(Bench::Reader(c)) => c.run(),
+        Command::Bench(Bench::Encoder(c)) => c.run(),
+        Command::Bench(Bench::Retriever(c)) => c.run(),
         Command::Completions(c) => c.run(Cli::command()),
     });
     let result = result.unwrap_or_else(|out| Ok(guarded("at work", &[], || out.raise())?));

@@ -270,7 +270,7 @@ impl Quickstart {
     /// The initial model on the held-out questions.
     fn untrained(&self, options: &ReaderOptions, device: &Cpu) -> anyhow::Result<Measured> {
         let scratch = tercio_train::scratch::ScratchFolder::new()?;
-        let run = device.run(|| setup::open_reader_from(options, None, scratch.path(), device))?;
+        let run = device.run(|| setup::open_run_from(options, None, scratch.path(), device))?;
         measure(&run.objective, device, &run.state.parameters)
     }
 
@@ -282,7 +282,7 @@ impl Quickstart {
     ) -> anyhow::Result<(RunOutcome, Option<Measured>)> {
         let folder = setup::open_folder(options)?;
         log_to(&folder.dir)?;
-        let mut run = device.run(|| setup::open_reader(options, &folder, device))?;
+        let mut run = device.run(|| setup::open_run(options, &folder, device))?;
         let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, !self.json)?;
         let counters = run.counters.take();
         let (objective, state) = (&run.objective, &mut run.state);
@@ -326,7 +326,7 @@ impl Quickstart {
         eval: &Questions,
     ) -> anyhow::Result<Vec<(Question, String)>> {
         let folder = setup::open_folder(options)?;
-        let run = device.run(|| setup::open_reader(options, &folder, device))?;
+        let run = device.run(|| setup::open_run(options, &folder, device))?;
         let picks = [0, eval.len() / 3, 2 * eval.len() / 3];
         let questions: Vec<Question> = picks.iter().map(|&i| eval.get(i)).collect::<Result<_, _>>()?;
         let predictor = run.objective.predictor(device, &run.state.parameters);

@@ -1,3 +1,4 @@
 //! The tasks that models are trained for, one a file.
 
 pub mod reader;
+pub mod retriever;

@@ -165,7 +165,7 @@ impl<D: Device> Objective<D> for ReaderObjective {
             ))
         })?;
         let figures = vec![("exact_match", em), ("f1", tally.f1().unwrap_or(0.0))];
-        Ok(Some(Evaluation { score: em, figures }))
+        Ok(Some(Evaluation::of_shares(em, figures)))
     }
     fn save(&self, device: &D, parameters: &Arena<D>, folder: &Path) -> Result<(), TrainError> {
         t5::save(&self.model, parameters, &self.json, folder, device)?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tercio_comm::World;
-use tercio_data::Questions;
+use tercio_data::{DataError, Passages, Questions, RetrievalExamples};
 
 use super::start::differs;
 use crate::error::TrainError;
@@ -19,30 +19,125 @@ const BLOCK: usize = 1024;
 /// Bytes of a file that are sent at a time.
 const PIECE: usize = 4 << 20;
 
-/// Opens a file of questions on every rank and makes sure that all have the same. The index lies in `cache` (rank 0's run
+/// A file of examples that every rank opens: what it takes to see whether two of them hold the same.
+pub trait ExampleFile: Sized {
+    /// Opens a file, with its index in the folder `cache`.
+    ///
+    /// # Errors
+    /// As the kind of file has it.
+    fn open(path: &Path, cache: &Path) -> Result<Self, DataError>;
+    /// How many examples it has.
+    fn len(&self) -> usize;
+    /// Whether it has none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The file.
+    fn path(&self) -> &Path;
+    /// SHA-256 of its content, in hexadecimal digits.
+    fn fingerprint(&self) -> &str;
+    /// An example's content in one form, white space apart.
+    ///
+    /// # Errors
+    /// It is no good example.
+    fn content(&self, i: usize) -> Result<String, DataError>;
+    /// The line on which an example starts, from 1; `None` where it cannot be read.
+    fn line(&self, i: usize) -> Option<u64>;
+}
+
+impl ExampleFile for Passages {
+    fn open(path: &Path, cache: &Path) -> Result<Self, DataError> {
+        Passages::open(path, cache)
+    }
+    fn len(&self) -> usize {
+        self.len()
+    }
+    fn path(&self) -> &Path {
+        self.path()
+    }
+    fn fingerprint(&self) -> &str {
+        self.fingerprint()
+    }
+    fn content(&self, i: usize) -> Result<String, DataError> {
+        let passage = self.get(i)?;
+        Ok(serde_json::json!([passage.id, passage.title, passage.text]).to_string())
+    }
+    fn line(&self, i: usize) -> Option<u64> {
+        self.get_placed(i).ok().map(|(_, line)| line)
+    }
+}
+
+impl ExampleFile for Questions {
+    fn open(path: &Path, cache: &Path) -> Result<Self, DataError> {
+        Questions::open(path, cache)
+    }
+    fn len(&self) -> usize {
+        self.len()
+    }
+    fn path(&self) -> &Path {
+        self.path()
+    }
+    fn fingerprint(&self) -> &str {
+        self.fingerprint()
+    }
+    fn content(&self, i: usize) -> Result<String, DataError> {
+        Ok(serde_json::Value::Object(self.get_raw(i)?).to_string())
+    }
+    fn line(&self, i: usize) -> Option<u64> {
+        self.get(i).ok().map(|question| question.place.line)
+    }
+}
+
+impl ExampleFile for RetrievalExamples {
+    fn open(path: &Path, cache: &Path) -> Result<Self, DataError> {
+        RetrievalExamples::open(path, cache)
+    }
+    fn len(&self) -> usize {
+        self.len()
+    }
+    fn path(&self) -> &Path {
+        self.path()
+    }
+    fn fingerprint(&self) -> &str {
+        self.fingerprint()
+    }
+    fn content(&self, i: usize) -> Result<String, DataError> {
+        let bytes = self.raw(i)?;
+        // Of rows between tabs there is one form only.
+        Ok(match serde_json::from_slice::<serde_json::Value>(&bytes) {
+            Ok(item) => item.to_string(),
+            Err(_) => String::from_utf8_lossy(&bytes).into_owned(),
+        })
+    }
+    fn line(&self, i: usize) -> Option<u64> {
+        self.get(i).ok().map(|example| example.place.line)
+    }
+}
+
+/// Opens a file of examples on every rank and makes sure that all have the same. The index lies in `cache` (rank 0's run
 /// folder), or where it is gone with the process. With `broadcast` a rank that has no file of this name gets rank 0's.
 ///
 /// # Errors
-/// As [`Questions::open`]; [`TrainError::NotAlike`], on all ranks, names the rank, the file and the first example that
+/// As [`ExampleFile::open`]; [`TrainError::NotAlike`], on all ranks, names the rank, the file and the first example that
 /// differs; a rank was lost.
-pub fn open_among(
+pub fn open_among<F: ExampleFile>(
     world: &World,
     path: &Path,
     cache: Option<&Path>,
     broadcast: bool,
-) -> Result<Questions, TrainError> {
+) -> Result<F, TrainError> {
     // What is open can be read after its name is gone, so that nothing of it outlives the process.
     let scratch = ScratchFolder::new()?;
     let sent = match broadcast && world.size() > 1 {
         true => send_file(world, path, scratch.path())?,
         false => None,
     };
-    let questions = match &sent {
-        Some(copy) => Questions::open(copy, scratch.path())?,
-        None => Questions::open(path, cache.unwrap_or(scratch.path()))?,
+    let examples = match &sent {
+        Some(copy) => F::open(copy, scratch.path())?,
+        None => F::open(path, cache.unwrap_or(scratch.path()))?,
     };
-    compare(world, &questions)?;
-    Ok(questions)
+    compare(world, &examples)?;
+    Ok(examples)
 }
 
 #[derive(Serialize, Deserialize)]
@@ -110,12 +205,12 @@ struct Known {
     len: usize,
 }
 
-fn compare(world: &World, questions: &Questions) -> Result<(), TrainError> {
+fn compare<F: ExampleFile>(world: &World, examples: &F) -> Result<(), TrainError> {
     if world.size() == 1 {
         return Ok(());
     }
-    let (path, sha256) = (questions.path().to_owned(), questions.fingerprint().to_owned());
-    let known = Known { path, sha256, len: questions.len() };
+    let (path, sha256) = (examples.path().to_owned(), examples.fingerprint().to_owned());
+    let known = Known { path, sha256, len: examples.len() };
     let all = world.all_gather_bytes(serde_json::to_vec(&known).expect("plain JSON"))?;
     let all: Vec<Known> = all
         .iter()
@@ -126,7 +221,7 @@ fn compare(world: &World, questions: &Questions) -> Result<(), TrainError> {
         return Ok(());
     }
     // Only now every example is read: first blocks of them, then those of the first block that differs.
-    let own = block_hashes(questions);
+    let own = block_hashes(examples);
     let blocks = world.all_gather_bytes(own)?;
     let first_block = |b: &[u8]| first_difference(&blocks[0], b);
     let found = blocks.iter().enumerate().find_map(|(rank, b)| Some((rank, first_block(b)?)));
@@ -134,20 +229,20 @@ fn compare(world: &World, questions: &Questions) -> Result<(), TrainError> {
         if world.is_main() {
             tracing::warn!(
                 "{}: the ranks' files differ in bytes, but no example does",
-                questions.path().display()
+                examples.path().display()
             );
         }
         return Ok(());
     };
-    let items = block * BLOCK..(block + 1).saturating_mul(BLOCK).min(questions.len());
-    let hashes = items.clone().flat_map(|i| hash_of(questions, i).to_le_bytes()).collect();
+    let items = block * BLOCK..(block + 1).saturating_mul(BLOCK).min(examples.len());
+    let hashes = items.clone().flat_map(|i| hash_of(examples, i).to_le_bytes()).collect();
     let hashes = world.all_gather_bytes(hashes)?;
     let item = block * BLOCK + first_difference(&hashes[0], &hashes[rank]).unwrap_or(0);
     let line = world.broadcast_bytes(
         0,
-        match questions.get(item) {
-            Ok(q) => format!(" (line {} there)", q.place.line).into_bytes(),
-            Err(_) => Vec::new(),
+        match examples.line(item) {
+            Some(line) => format!(" (line {line} there)").into_bytes(),
+            None => Vec::new(),
         },
     )?;
     Err(differs(
@@ -172,12 +267,12 @@ fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
     differs.or((a.len() != b.len()).then(|| a.len().min(b.len())))
 }
 
-fn block_hashes(questions: &Questions) -> Vec<u8> {
+fn block_hashes(examples: &impl ExampleFile) -> Vec<u8> {
     let mut out = Vec::new();
-    for start in (0..questions.len()).step_by(BLOCK) {
+    for start in (0..examples.len()).step_by(BLOCK) {
         let mut sum = Sha256::new();
-        for i in start..(start + BLOCK).min(questions.len()) {
-            sum.update(hash_of(questions, i).to_le_bytes());
+        for i in start..(start + BLOCK).min(examples.len()) {
+            sum.update(hash_of(examples, i).to_le_bytes());
         }
         out.extend_from_slice(&sum.finalize()[..8]);
     }
@@ -185,11 +280,8 @@ fn block_hashes(questions: &Questions) -> Vec<u8> {
 }
 
 /// Hash of an example's content, white space apart; of its error, where it is none.
-fn hash_of(questions: &Questions, i: usize) -> u64 {
-    let text = match questions.get_raw(i) {
-        Ok(item) => serde_json::Value::Object(item).to_string(),
-        Err(_) => "not a question".into(),
-    };
+fn hash_of(examples: &impl ExampleFile, i: usize) -> u64 {
+    let text = examples.content(i).unwrap_or_else(|_| "not a question".into());
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
     hash.write(text.as_bytes());
     hash.finish()
@@ -227,7 +319,7 @@ mod tests {
         let open = |name: &str, text: &str| {
             let path = dir.path().join(name);
             std::fs::write(&path, text).unwrap();
-            open_among(&World::alone(), &path, None, true).unwrap()
+            open_among::<Questions>(&World::alone(), &path, None, true).unwrap()
         };
         let a = open("a.jsonl", "{\"question\": \"a\"}\n{\"question\": \"b\"}\n");
         let b = open("b.jsonl", "{\"question\":\"a\"}\n{\"question\":  \"b\"}\n");

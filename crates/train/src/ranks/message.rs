@@ -2,7 +2,7 @@
 
 use tercio_comm::{CommError, World};
 
-use crate::objective::ShardSize;
+use crate::objective::{ShardSize, Shown};
 use crate::run::StopReason;
 
 /// What a rank knows before it computes.
@@ -14,6 +14,15 @@ pub struct Before {
     pub save: u64,
     /// Sizes of its shards.
     pub sizes: Vec<ShardSize>,
+}
+
+/// What a rank has found in a pass over its shards before any gradient.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FirstPass {
+    /// Whether it gave the update up.
+    pub dropped: bool,
+    /// What its shards show, those that it came to.
+    pub shown: Vec<Shown>,
 }
 
 /// What a rank knows after it has computed.
@@ -66,6 +75,38 @@ impl Before {
     /// A rank was lost or failed.
     pub fn exchange(self, world: &World) -> Result<Vec<Before>, CommError> {
         exchange(world, self, Before::words, Before::of)
+    }
+}
+
+impl FirstPass {
+    fn words(&self) -> Vec<u64> {
+        let mut words = vec![u64::from(self.dropped)];
+        for shown in &self.shown {
+            words.extend([shown.counts.len() as u64, shown.values.len() as u64]);
+            words.extend(&shown.counts);
+            words.extend(shown.values.iter().map(|v| v.to_bits()));
+        }
+        words
+    }
+    fn of(words: &[u64]) -> Option<FirstPass> {
+        let (first, mut rest) = words.split_first()?;
+        let mut shown = Vec::new();
+        while !rest.is_empty() {
+            let (&[counts, values], tail) = rest.split_first_chunk::<2>()?;
+            let (counts, tail) = tail.split_at_checked(usize::try_from(counts).ok()?)?;
+            let (values, tail) = tail.split_at_checked(usize::try_from(values).ok()?)?;
+            let values = values.iter().map(|&v| f64::from_bits(v)).collect();
+            shown.push(Shown { counts: counts.to_vec(), values });
+            rest = tail;
+        }
+        Some(FirstPass { dropped: *first != 0, shown })
+    }
+    /// All ranks' messages, in the order of ranks.
+    ///
+    /// # Errors
+    /// A rank was lost or failed.
+    pub fn exchange(self, world: &World) -> Result<Vec<FirstPass>, CommError> {
+        exchange(world, self, FirstPass::words, FirstPass::of)
     }
 }
 
@@ -136,6 +177,10 @@ mod tests {
         assert_eq!(Before::of(&before.words()), Some(before.clone()));
         let after = After { dropped: true, losses: vec![-0.0, 1.5, f64::INFINITY] };
         assert_eq!(After::of(&after.words()), Some(after));
+        let shown = |n: u64| Shown { counts: vec![n, u64::MAX], values: vec![-0.0; n as usize] };
+        let seen = FirstPass { dropped: false, shown: vec![shown(0), shown(3), Shown::default()] };
+        assert_eq!(FirstPass::of(&seen.words()), Some(seen));
+        assert_eq!((FirstPass::of(&[]), FirstPass::of(&[0, 1, u64::MAX, 2])), (None, None));
         assert_eq!((Before::of(&[]), Before::of(&[0, 1, 2, 3])), (None, None));
         let none = Before::default();
         let ctrl_c = Before { signal: Some(StopReason::Interrupt), ..none.clone() };

@@ -10,7 +10,7 @@ use crate::run::config;
 
 /// Settings that may differ between the ranks of a run: they reach no result, or are paths of a host.
 const OWN: &[&str] =
-    &["threads", "checkpoint_dir", "name", "model_path", "model_config", "tokenizer", "interface"];
+    &["threads", "checkpoint_dir", "name", "model_path", "model_config", "tokenizer", "teacher", "interface"];
 
 /// The error of a difference that all ranks have found.
 pub(crate) fn differs(world: &World, rank: usize, what: String) -> TrainError {
@@ -48,6 +48,21 @@ pub fn compare_settings(world: &World, settings: &toml::Table) -> Result<(), Tra
         return Err(differs(world, rank, what));
     }
     Ok(())
+}
+
+/// Refuses ranks that have something else than rank 0 where `what` is to be the same; `own` stands for what this rank has.
+///
+/// # Errors
+/// [`TrainError::NotAlike`] on all ranks; a rank was lost.
+pub fn same_among(world: &World, what: &str, own: &str) -> Result<(), TrainError> {
+    let all = world.all_gather_bytes(own.as_bytes().to_vec())?;
+    match all.iter().position(|a| *a != all[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            let what = format!("{what} is not the same there as on rank 0; give all ranks the same");
+            Err(differs(world, rank, what))
+        }
+    }
 }
 
 /// The CPU with the best instruction set that all ranks have (or were told to use by `TERCIO_ISA`). `threads` 0: the cores

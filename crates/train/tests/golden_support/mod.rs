@@ -37,8 +37,13 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&bytes).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// All cases of a reader, by name: folders whose input has the reader's settings.
+/// All cases of a reader, by name.
 pub fn cases() -> Vec<Case> {
+    cases_with("encoder_eos")
+}
+
+/// All cases whose input has a setting of this name, by their own name.
+pub fn cases_with(setting: &str) -> Vec<Case> {
     let golden = golden_folder();
     let entries = std::fs::read_dir(&golden).unwrap_or_else(|e| panic!("{}: {e}", golden.display()));
     let mut dirs: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
@@ -46,10 +51,10 @@ pub fn cases() -> Vec<Case> {
         d.join("model").is_dir()
             && d.join("expected.json").is_file()
             && d.join("input.json").is_file()
-            && json(&d.join("input.json")).get("encoder_eos").is_some()
+            && json(&d.join("input.json")).get(setting).is_some()
     });
     dirs.sort();
-    assert!(!dirs.is_empty(), "{}: no reader cases", golden.display());
+    assert!(!dirs.is_empty(), "{}: no cases with {setting}", golden.display());
     let open = |dir: PathBuf| Case {
         input: json(&dir.join("input.json")),
         expected: json(&dir.join("expected.json")),
@@ -204,7 +209,7 @@ impl Case {
         options.check().unwrap();
         let plan = options.data.batch_plan().unwrap();
         let run_folder = setup::open_folder(&options).unwrap();
-        let run = setup::open_reader(&options, &run_folder, device).unwrap();
+        let run = setup::open_run(&options, &run_folder, device).unwrap();
         Opened { device: device.clone(), run, options, plan, _folder: folder }
     }
 }

@@ -1,27 +1,28 @@
-//! `tercio train reader`: trains a Fusion-in-Decoder reader, or goes on with the run of this name.
+//! `tercio train TASK`: trains a model, or goes on with the run of this name. One command for every task.
 
 use std::process::ExitCode;
 
 use clap::Args;
 use tercio_comm::{Place, World};
 use tercio_engine::{Cpu, Device};
-use tercio_train::options::ReaderOptions;
+use tercio_train::options::TrainOptions;
 use tercio_train::ranks::options::{Requeue, Shard};
-use tercio_train::ranks::setup::open_reader_among;
+use tercio_train::ranks::setup::open_run_among;
 use tercio_train::ranks::{deal, requeue, start};
 use tercio_train::run::{Signals, StopReason, log_to, note_failure};
 use tercio_train::scratch::ScratchFolder;
+use tercio_train::setup::{self, Task};
 use tercio_train::shortage::guarded;
 use tercio_train::trainer::{LoopOptions, RunFolder, RunOutcome};
-use tercio_train::{TrainError, plan, setup, trainer};
+use tercio_train::{TrainError, plan, trainer};
 
 use super::common::{self, line};
 
-/// Flags of `tercio train reader`.
+/// Flags of `tercio train TASK`.
 #[derive(Args)]
-pub struct TrainReader {
+pub struct Train<T: Args> {
     #[command(flatten)]
-    options: ReaderOptions,
+    options: TrainOptions<T>,
     /// Print the outcome as one line of JSON on stdout
     #[arg(long)]
     json: bool,
@@ -30,7 +31,7 @@ pub struct TrainReader {
     quiet: bool,
 }
 
-impl TrainReader {
+impl<T: Task<Cpu>> Train<T> {
     /// Trains.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let options = self.options;
@@ -64,8 +65,8 @@ impl TrainReader {
     }
 }
 
-fn train(
-    options: &ReaderOptions,
+fn train<T: Task<Cpu>>(
+    options: &TrainOptions<T>,
     world: &World,
     threads: usize,
     progress: bool,
@@ -85,19 +86,19 @@ fn train(
     outcome
 }
 
-fn go(
-    options: &ReaderOptions,
+fn go<T: Task<Cpu>>(
+    options: &TrainOptions<T>,
     world: &World,
     device: &Cpu,
     folder: Option<&RunFolder>,
     progress: bool,
     signals: &Signals,
 ) -> Result<RunOutcome, TrainError> {
-    let settings = loop_options(options, progress)?;
+    let settings = LoopOptions::of(options, progress)?;
     for note in options.notes().into_iter().chain(deal::notes(world.size(), &settings.batch)) {
         tracing::info!("{note}");
     }
-    let open = || device.run(|| open_reader_among(world, options, folder, device));
+    let open = || device.run(|| open_run_among(world, options, folder, device));
     let less = ["--optim adafactor", "--shard optimizer on several ranks", "a smaller model"];
     let (mut run, parts) = guarded("while model and optimizer were set up", &less, open)?;
     let (objective, counters) = (&run.objective, run.counters.take());
@@ -105,14 +106,8 @@ fn go(
     trainer::train_among(world, &parts, device, objective, &settings, folder, state, counters, Some(signals))
 }
 
-fn loop_options(options: &ReaderOptions, progress: bool) -> Result<LoopOptions, TrainError> {
-    let settings = LoopOptions::new(&options.data, &options.optim, options.run.seed, progress)?;
-    let (grace_seconds, trace_ranks) = (options.run.grace_seconds, options.run.ranks.trace_ranks);
-    Ok(LoopOptions { grace_seconds, trace_ranks, ..settings })
-}
-
 /// Prints the plan; the run's folder is read where there is one, and never changed.
-fn dry_run(options: &ReaderOptions, place: &Place, json: bool) -> anyhow::Result<ExitCode> {
+fn dry_run<T: Task<Cpu>>(options: &TrainOptions<T>, place: &Place, json: bool) -> anyhow::Result<ExitCode> {
     if place.rank > 0 {
         return Ok(ExitCode::SUCCESS);
     }
@@ -125,9 +120,9 @@ fn dry_run(options: &ReaderOptions, place: &Place, json: bool) -> anyhow::Result
         tracing::info!("{note}");
     }
     let scratch = ScratchFolder::new()?;
-    let settings = loop_options(options, false)?;
+    let settings = LoopOptions::of(options, false)?;
     let found = setup::look_for_checkpoint(options)?;
-    let mut run = device.run(|| setup::open_reader_from(options, found, scratch.path(), device))?;
+    let mut run = device.run(|| setup::open_run_from(options, found, scratch.path(), device))?;
     let dir = setup::run_dir(options);
     let ranks = (place.world_size, options.run.ranks.shard == Shard::Optimizer);
     let plan = plan::plan_among(ranks, device, &run.objective, &settings, &dir, &mut run.state)?;
