@@ -3,7 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use tercio_data::Tokenizer;
 
@@ -191,4 +193,24 @@ fn hostile_pipelines_of_encoders_are_errors() {
     let files = [("tokenizer.json", json.to_string()), ("special_tokens_map.json", names)];
     let tokenizer = load(&files.each_ref().map(|(name, text)| (*name, text.as_bytes()))).unwrap();
     compare(&tokenizer, &case("bert_cased_json"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn any_text_is_framed_and_never_too_long(
+        text in "\\PC{0,60}|[ \t\r\n\u{1}\u{ad}\u{200b}\u{301}\u{fffd}a-cﬁ½<>\\[\\]/sCLS]{0,40}", most in 2..30usize,
+    ) {
+        static TOKENIZERS: LazyLock<Vec<Tokenizer>> =
+            LazyLock::new(|| cases().iter().map(|case| Tokenizer::load(case).unwrap()).collect());
+        for tokenizer in &*TOKENIZERS {
+            let ids = tokenizer.encode_framed(&text, most).unwrap();
+            prop_assert!(ids.len() <= most && ids.iter().all(|&id| (id as usize) < tokenizer.vocab_size()));
+            prop_assert_eq!((ids.first().copied(), ids.last().copied()), (tokenizer.cls_id(), tokenizer.sep_id()));
+            let whole = tokenizer.encode(&text).unwrap();
+            prop_assert_eq!(ids.len(), most.min(whole.len() + 2));
+            prop_assert_eq!(&ids[1..ids.len() - 1], &whole[..ids.len() - 2]);
+            tokenizer.decode(&whole).unwrap();
+        }
+    }
 }

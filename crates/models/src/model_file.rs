@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tercio_engine::{Arena, Device, ParamSpec};
 
@@ -76,12 +77,20 @@ pub enum ModelError {
 /// # Errors
 /// A file that cannot be read, is too long, or is no JSON object.
 pub(crate) fn read_json(path: &Path) -> Result<Map<String, Value>, ModelError> {
+    read_as(path, "a JSON object")
+}
+
+/// Reads a file of settings; `expected` says what it holds.
+///
+/// # Errors
+/// A file that cannot be read, is too long, or holds something else.
+pub(crate) fn read_as<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<T, ModelError> {
     let wrong = |what: String| ModelError::ConfigFile { path: path.to_owned(), what };
     let file = DataFile::open(path)?;
     if file.len > MAX_CONFIG {
         return Err(wrong(format!("expected at most {MAX_CONFIG} bytes of JSON, found {}", file.len)));
     }
-    serde_json::from_slice(&file.head(MAX_CONFIG)?).map_err(|e| wrong(format!("expected a JSON object: {e}")))
+    serde_json::from_slice(&file.head(MAX_CONFIG)?).map_err(|e| wrong(format!("expected {expected}: {e}")))
 }
 
 /// Writes a JSON file of a model folder.

@@ -3,16 +3,13 @@
 //! Source: the folders that sentence-transformers 2 to 6 write. A module that is not known here is refused by its name: left out, it
 //! would give other vectors without a word.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::model_file::ModelError;
+use crate::model_file::{ModelError, read_as};
 use crate::retriever::Pooling;
-use crate::weights::DataFile;
 
-/// No file of settings comes near this many bytes.
-const MAX_JSON: u64 = 16 << 20;
 /// Layers behind the pooling.
 const MOST_DENSE: usize = 16;
 /// No width of a model comes near it.
@@ -362,14 +359,6 @@ pub(super) fn bad(path: &Path, what: impl Into<String>) -> ModelError {
 }
 
 /// What a JSON file holds, if it is there.
-fn read_json(path: &PathBuf) -> Result<Option<Value>, ModelError> {
-    if !path.exists() {
-        return Ok(None);
-    }
-    let file = DataFile::open(path)?;
-    if file.len > MAX_JSON {
-        return Err(bad(path, format!("expected at most {MAX_JSON} bytes of JSON, found {}", file.len)));
-    }
-    let json = serde_json::from_slice(&file.head(MAX_JSON)?);
-    json.map(Some).map_err(|e| bad(path, format!("expected JSON, found an error ({e}); get the file again")))
+fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {
+    if path.exists() { read_as(path, "JSON").map(Some) } else { Ok(None) }
 }
