@@ -260,6 +260,11 @@ pub fn encoder_cases(s: &Sizes) -> Vec<Case> {
     }
     list.extend([post_norm(s, false), post_norm(s, true)]);
     let mut list: Vec<_> = list.into_iter().map(|(name, op, p, x)| (name, Op::Of(op), p, x)).collect();
+    for (gated, drop) in [(false, 0.0), (true, 0.3)] {
+        let (stored, kind) = (if gated { 2 * w } else { w }, Activation::Tanh);
+        let name = format!("{kind:?}, gated {gated}, drop {drop}");
+        list.push((name, Op::Activation { kind, gated, drop }, vec![], vec![(rows, stored)]));
+    }
     let inputs = vec![(tokens, 3 * s.heads * s.head_dim)];
     for (name, shape) in attentions(s) {
         list.push((name.into(), Op::SelfAttention { shape }, vec![], inputs.clone()));
