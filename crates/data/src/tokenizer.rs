@@ -7,6 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value;
+use tokenizers::NormalizerWrapper;
+use tokenizers::normalizers::{Lowercase, Sequence};
 
 use crate::byt5::{self, Bytes};
 use crate::error::DataError;
@@ -145,6 +147,17 @@ impl Tokenizer {
         let frame = Frame { before: Vec::new(), behind: vec![eos] };
         let inner = Inner::Bytes(Box::new(bytes));
         Ok(Tokenizer { inner, files, frame, pad, eos, unk, mask: None, vocab_size, max_length })
+    }
+
+    /// Makes texts lower case before anything else, as sentence-transformers' `do_lower_case` asks for. The files stay as they are; byT5's
+    /// tokenizer is left alone.
+    pub fn lower_cased(mut self) -> Tokenizer {
+        if let Inner::Pipeline(pipeline) = &mut self.inner {
+            let mut steps: Vec<NormalizerWrapper> = vec![Lowercase.into()];
+            steps.extend(pipeline.get_normalizer().cloned());
+            pipeline.with_normalizer(Some(Sequence::new(steps)));
+        }
+        self
     }
 
     /// Token ids of a text; no special tokens are added, those written in the text are recognised.
