@@ -30,7 +30,8 @@ impl<'p, D: Device> Tape<'p, D> {
         let y = self.input(y);
         let output = y.id;
         self.push(|| {
-            let tables = tables.iter().map(|(table, ids, frozen)| (*table, Rc::from(*ids), *frozen)).collect();
+            let tables =
+                tables.iter().map(|(table, ids, frozen)| (*table, Rc::from(*ids), *frozen)).collect();
             Box::new(EmbeddingSum { tables, output })
         });
         y

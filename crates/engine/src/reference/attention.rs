@@ -65,7 +65,8 @@ fn each_row(inputs: &Inputs<'_>, bias: Option<&[f64]>, shape: &AttentionShape, m
                 let mut row = Row { query, head, keys: vec![], table: vec![], scores: vec![] };
                 for j in 0..keys.len() {
                     let (here, there) = (i + shape.first_query, j);
-                    if shape.causal && there > here || shape.window.is_some_and(|w| here.abs_diff(there) > w) {
+                    if shape.causal && there > here || shape.window.is_some_and(|w| here.abs_diff(there) > w)
+                    {
                         continue;
                     }
                     let key = keys.start as usize + j;

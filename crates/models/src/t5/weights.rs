@@ -9,9 +9,7 @@ use tercio_engine::{Arena, Device};
 
 use super::{T5, T5Config};
 use crate::folder::ModelFolder;
-use crate::model_file::{
-    ModelError, check_tensors, read_json, read_parameters, save_parameters, write_json,
-};
+use crate::model_file::{ModelError, check_tensors, read_json, read_parameters, save_parameters, write_json};
 use crate::weights::{WeightsReader, fid_layout};
 
 /// Why a T5 model could not be read or written.

@@ -17,9 +17,9 @@ mod torch_writer;
 
 pub use error::{Result, WeightsError};
 pub use file::Dtype;
-pub use pickle::PickledVectors;
 #[cfg(feature = "hub")]
 pub(crate) use index::shards;
+pub use pickle::PickledVectors;
 pub use safetensors::{SafetensorsWriter, save_safetensors};
 pub use torch_writer::{TorchTensor, TorchWriter};
 
@@ -132,7 +132,8 @@ impl WeightsReader {
                 continue;
             };
             if let Some(other) = self.entries.insert(new.clone(), entry) {
-                let what = format!("`{}` is the same parameter, {new}; expected one of them", other.stored_name);
+                let what =
+                    format!("`{}` is the same parameter, {new}; expected one of them", other.stored_name);
                 return Err(WeightsError::tensor(&self.path, &name, what));
             }
         }
