@@ -31,7 +31,8 @@ question: who wrote the poem title: Harbour Songs context: The poem was written 
 TEXTS = [
     "", " ", "question: who built the first lighthouse title: Gull Island context: Martha Quill did, in 1831.",
     "  two  spaces  and\ttab\nnewline ", "Héllo naïve café, Straße, ﬁsh ½ x²", "東京タワー is in Tokyo \U0001f642",
-    "don't — “quote” … a/b c_d e-mail@x.org", "A" * 120, "</s> <pad> [SEP] [MASK] <mask> <extra_id_0>", "a <mask> b<mask>c", "1,000,000.50 $5 €5 50%",
+    "don't — “quote” … a/b c_d e-mail@x.org", "A" * 120, "</s> <pad> [SEP] [MASK] <mask> <extra_id_0>", "a <mask> b<mask>c",
+    "1,000,000.50 $5 €5 50%",
     "é vs e\u0301", "zero\u200bwidth soft\xadhyphen nbsp\xa0here", "ALL CAPS AND Mixed Case", "Москва Ελλάδα العربية हिन्दी 한국어",
     "<s>begin</s>", "[CLS] begin [PAD]", "tail of spaces   ", "\r\nlines\r\n", "the\u2028line\u3000space", "harbour" * 9,
 ]
