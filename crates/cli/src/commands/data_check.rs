@@ -1,9 +1,11 @@
-//! `tercio data check`: what a file of questions holds, how it fits a reader's settings, and every bad line.
+//! `tercio data check`: what a file of questions holds, how it fits a reader's settings, and every bad line; or what a file of
+//! training data for retrievers holds.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use tercio_data::retrieval::check_retrieval;
 use tercio_data::{ReaderEncoding, Tokenizer, check};
 use tercio_train::TrainError;
 use tercio_train::options::MOST_TEXT_TOKENS;
@@ -14,8 +16,11 @@ use super::common::{line, within};
 /// Flags of `tercio data check`.
 #[derive(Args)]
 pub struct DataCheck {
-    /// Questions: .json or .jsonl, also .gz or .zst
+    /// Questions: .json or .jsonl, also .gz or .zst; with --retrieval .tsv too
     file: PathBuf,
+    /// Count positives, negatives and scores: training data of retrievers (FiD's JSON, DPR's JSON, triples)
+    #[arg(long, conflicts_with = "tokenizer")]
+    retrieval: bool,
     /// Folder of a tokenizer (tokenizer.json or spiece.model), to count tokens
     #[arg(long, env = "TERCIO_TOKENIZER")]
     tokenizer: Option<PathBuf>,
@@ -60,12 +65,16 @@ impl DataCheck {
         let scratch = ScratchFolder::new()?;
         let cache = self.cache_dir.as_deref().unwrap_or(scratch.path());
         let mut show = |fault: &tercio_data::DataError| eprintln!("{fault}");
-        let report = check(&self.file, cache, tokenizer.as_ref(), &encoding, &mut show)?;
-        if self.json {
-            line(&serde_json::to_string(&report)?)?;
-        } else {
-            line(report.to_string().trim_end())?;
+        if self.retrieval {
+            let report = check_retrieval(&self.file, cache, &mut show)?;
+            return self.end(&serde_json::to_string(&report)?, &report.to_string(), report.bad);
         }
-        Ok(if report.bad > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        let report = check(&self.file, cache, tokenizer.as_ref(), &encoding, &mut show)?;
+        self.end(&serde_json::to_string(&report)?, &report.to_string(), report.bad)
+    }
+
+    fn end(&self, json: &str, text: &str, bad: u64) -> anyhow::Result<ExitCode> {
+        line(if self.json { json } else { text.trim_end() })?;
+        Ok(if bad > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }

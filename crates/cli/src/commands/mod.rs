@@ -12,9 +12,11 @@ mod data_check;
 mod data_convert;
 mod data_download;
 mod doctor;
+mod embed;
 mod eval_reader;
 mod eval_retriever;
 mod launch;
+mod mine;
 mod model_download;
 mod model_export;
 mod model_import;
@@ -63,6 +65,10 @@ enum Command {
     Eval(Eval),
     /// Answer questions with a trained reader
     Answer(answer::Answer),
+    /// Turn passages or questions into vectors, by all ranks, shard by shard
+    Embed(Box<embed::Embed>),
+    /// Find hard negatives for the training of retrievers
+    Mine(Box<mine::Mine>),
     /// Run a command on several ranks
     Launch(launch::Launch),
     /// Check whether ranks can work here, and say what to change
@@ -167,6 +173,8 @@ pub fn run() -> ExitCode {
         Command::Eval(Eval::Reader(c)) => c.run(),
         Command::Eval(Eval::Retriever(c)) => c.run(),
         Command::Answer(c) => c.run(),
+        Command::Embed(c) => c.run(),
+        Command::Mine(c) => c.run(),
         Command::Launch(c) => c.run(|words| check(words).map(|_| ())),
         Command::Doctor(c) => c.run(),
         Command::Slurm(Slurm::Submit(c)) => c.run(check),

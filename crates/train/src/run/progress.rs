@@ -85,6 +85,34 @@ impl Progress {
         self.draw(self.line(loss, padding_saved, memory::resident()));
     }
 
+    /// As [`Progress::update`], of work that is no training: `step` of the total are done, in `unit`s such as `passages`.
+    pub fn advance(&mut self, step: u64, unit: &str) {
+        let Some(done) = step.checked_sub(self.step).filter(|&done| done > 0) else { return };
+        let now = Instant::now();
+        let seconds = now.duration_since(self.last_update).as_secs_f64().max(1e-9);
+        self.last_update = now;
+        self.step = step;
+        let weight = (seconds / RATE_WINDOW_SECONDS).clamp(0.05, 1.0);
+        let new = seconds / done as f64;
+        self.seconds_per_update = Some(self.seconds_per_update.map_or(new, |old| old + weight * (new - old)));
+        let is_recent = self.last_drawn.is_some_and(|drawn| now.duration_since(drawn) < REDRAW);
+        if !self.is_drawn || (is_recent && step < self.total) {
+            return;
+        }
+        self.last_drawn = Some(now);
+        let mut line = self.bar();
+        line.push_str(&format!(" {unit}"));
+        if let Some(rate) = self.steps_per_second() {
+            line.push_str(&format!("  {rate:.0} {unit}/s"));
+        }
+        self.draw(self.with_rest(line, memory::resident(), ""));
+    }
+
+    /// Updates (or whatever the total counts) per second, smoothed over some twenty seconds; `None` before the first.
+    pub fn steps_per_second(&self) -> Option<f64> {
+        self.seconds_per_update.map(|seconds| 1.0 / seconds.max(1e-9))
+    }
+
     /// Tells that time passed without updates (evaluation, saving), which must not count as a slow update.
     pub fn pause_over(&mut self) {
         self.last_update = Instant::now();
@@ -100,22 +128,31 @@ impl Progress {
         self.seconds_per_update.map(|seconds| seconds * self.total.saturating_sub(self.step) as f64)
     }
 
-    fn line(&self, loss: f64, padding_saved: f64, resident: Option<u64>) -> String {
+    fn bar(&self) -> String {
         const CELLS: u64 = 20;
         let part =
             self.step.min(self.total).saturating_mul(CELLS).checked_div(self.total).unwrap_or(CELLS) as usize;
         let bar = format!("{}{}", "█".repeat(part), "░".repeat(CELLS as usize - part));
-        let mut line = format!("{bar} {}/{}  loss {loss:.4}", self.step, self.total);
+        format!("{bar} {}/{}", self.step, self.total)
+    }
+
+    fn line(&self, loss: f64, padding_saved: f64, resident: Option<u64>) -> String {
+        let mut line = format!("{}  loss {loss:.4}", self.bar());
         if let Some(rate) = self.tokens_per_second {
             line.push_str(&format!("  {rate:.0} tokens/s"));
         }
+        self.with_rest(line, resident, &format!("  padding saved {:.0}%", padding_saved * 100.0))
+    }
+
+    /// A line with what every line has, cut to the terminal.
+    fn with_rest(&self, mut line: String, resident: Option<u64>, end: &str) -> String {
         if let Some(left) = self.seconds_left() {
             line.push_str(&format!("  ETA {}", duration(left)));
         }
         if let Some(resident) = resident {
             line.push_str(&format!("  {}", memory::human(resident)));
         }
-        line.push_str(&format!("  padding saved {:.0}%", padding_saved * 100.0));
+        line.push_str(end);
         // A wrapped line could not be taken back.
         line.chars().take(self.width.saturating_sub(1)).collect()
     }
@@ -178,6 +215,19 @@ mod tests {
         assert_eq!(progress.line(0.5, 0.25, None).chars().count(), 9);
         progress.total = 0;
         assert!(progress.line(f64::NAN, 0.0, None).starts_with("████"));
+    }
+
+    #[test]
+    fn other_work_has_a_rate_and_an_end() {
+        let mut progress = Progress::start(0, 100, false);
+        progress.last_update = Instant::now() - Duration::from_secs(40);
+        progress.advance(20, "passages");
+        let rate = progress.steps_per_second().unwrap();
+        assert!((0.4..0.51).contains(&rate), "20 in 40 seconds, and what the test took: {rate}");
+        assert!(progress.seconds_left().unwrap() >= 160.0);
+        progress.advance(20, "passages");
+        assert_eq!(progress.steps_per_second(), Some(rate), "nothing was done");
+        assert!(progress.bar().ends_with("░ 20/100"));
     }
 
     #[test]
