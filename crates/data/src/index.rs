@@ -48,6 +48,9 @@ struct Footer {
     content_bytes: u64,
     records_sha256: String,
     fault: Option<(u64, String)>,
+    /// Fewest and most fields of a row.
+    #[serde(default)]
+    fields: Option<(u64, u64)>,
 }
 
 /// An open data file with its index.
@@ -58,6 +61,8 @@ pub(crate) struct Indexed {
     pub items: usize,
     pub sha256: String,
     pub fault: Option<Fault>,
+    /// Fewest and most fields of a row, where the file has rows.
+    pub fields: Option<(u64, u64)>,
 }
 
 impl Indexed {
@@ -139,7 +144,7 @@ impl Indexed {
                 .feed(&chunk[..n], |span| write_record(&mut out, &mut records_hash, span))
                 .map_err(DataError::io(&names.index, "write the index"))?;
         }
-        let (last, items, fault) = scanner.finish();
+        let (last, items, fault, fields) = scanner.finish();
         if let Some(span) = last {
             write_record(&mut out, &mut records_hash, span)
                 .map_err(DataError::io(&names.index, "write the index"))?;
@@ -159,6 +164,7 @@ impl Indexed {
             content_bytes,
             records_sha256: hex(&records_hash.finalize()),
             fault: fault.map(|f| (f.line, f.message)),
+            fields,
         };
         let json = serde_json::to_vec(&footer)
             .map_err(|e| DataError::io(&names.index, "write the index")(e.into()))?;
@@ -220,6 +226,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 struct Names {
     family: String,
+    data_family: String,
     index: PathBuf,
     data: PathBuf,
 }
@@ -228,6 +235,7 @@ impl Names {
     fn new(full: &Path, layout: Layout, stamp: &Stamp, cache_dir: &Path) -> Names {
         let digest = |bytes: &[u8]| hex(&Sha256::digest(bytes)[..8]);
         let mut named = full.as_os_str().as_encoded_bytes().to_vec();
+        let data_family = digest(&named);
         // The name of a JSON file says its layout; of fields between tabs there are two, with an index each.
         match layout {
             Layout::List | Layout::Lines => {}
@@ -235,10 +243,10 @@ impl Names {
             Layout::Records => named.extend_from_slice(b"\0records"),
         }
         let family = digest(&named);
-        let key = format!("{family}-{}", digest(format!("{} {}", stamp.bytes, stamp.modified_ns).as_bytes()));
-        let index = cache_dir.join(format!("{key}.index"));
-        let data = cache_dir.join(format!("{key}.data"));
-        Names { family, index, data }
+        let state = digest(format!("{} {}", stamp.bytes, stamp.modified_ns).as_bytes());
+        let index = cache_dir.join(format!("{family}-{state}.index"));
+        let data = cache_dir.join(format!("{data_family}-{state}.data"));
+        Names { family, data_family, index, data }
     }
 
     /// The cached index if it is whole and fits; `None` means that it must be built.
@@ -270,7 +278,8 @@ impl Names {
         let items = usize::try_from(footer.items)
             .map_err(|_| DataError::file(path, "holds more items than this machine can count"))?;
         let fault = footer.fault.map(|(line, message)| Fault { line, message });
-        Ok(Some(Indexed { data, data_stamp, records, items, sha256: footer.sha256, fault }))
+        let (sha256, fields) = (footer.sha256, footer.fields);
+        Ok(Some(Indexed { data, data_stamp, records, items, sha256, fault, fields }))
     }
 
     /// Indexes and copies of earlier states of the same file are of no use any more.
@@ -281,7 +290,8 @@ impl Names {
         for entry in entries.flatten() {
             let path = entry.path();
             let ours = entry.file_name().to_str().is_some_and(|n| {
-                n.starts_with(&self.family) && (n.ends_with(".index") || n.ends_with(".data"))
+                (n.starts_with(&self.family) && n.ends_with(".index"))
+                    || (n.starts_with(&self.data_family) && n.ends_with(".data"))
             });
             if ours && path != self.index && path != self.data {
                 let _ = fs::remove_file(path);

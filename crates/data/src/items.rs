@@ -42,6 +42,11 @@ impl Items {
         self.indexed.items
     }
 
+    /// Whether the file is whole and all its rows have as many fields.
+    pub fn is_even(&self) -> bool {
+        self.indexed.fault.is_none() && self.indexed.fields.is_some_and(|(least, most)| least == most)
+    }
+
     /// SHA-256 of the decompressed content, as 64 hexadecimal digits.
     pub fn fingerprint(&self) -> &str {
         &self.indexed.sha256

@@ -1,12 +1,13 @@
 //! A collection of passages, read one by one in any order; memory does not grow with the file.
 //!
-//! - `.tsv`: `id`, `text` and `title` between tabs, quoted as Python's csv module does it (DPR's `psgs_w100.tsv`). A first
-//!   row that begins with `id` names the columns.
+//! - `.tsv`: `id`, `text` and `title` between tabs, quoted as Python's csv module does it (DPR's `psgs_w100.tsv`); where its rows
+//!   have as many fields only if a quote is a character like others, they are read so. A first row that begins with `id` names the
+//!   columns.
 //! - `.jsonl` (or one list in `.json`): `{id, title, text}`, or BEIR's `{_id, title, text}`.
 
 use std::path::Path;
 
-use crate::convert::tsv::fields;
+use crate::convert::tsv::{fields, plain_fields};
 use crate::error::DataError;
 use crate::items::Items;
 use crate::question::{ID_KEYS, Passage, Place, parse_object, passage_of};
@@ -19,6 +20,7 @@ use crate::source;
 pub struct Passages {
     items: Items,
     columns: Option<Columns>,
+    quoted: bool,
 }
 
 /// Where the fields of a row are.
@@ -50,15 +52,22 @@ impl Passages {
         let what = ".tsv (id, text, title between tabs), .jsonl (one passage per line) or .json (one list)";
         let endings = [(".json", Layout::List), (".jsonl", Layout::Lines), (".tsv", Layout::Records)];
         let kind = source::kind_among(path, &endings, what)?;
-        let items = Items::open(path, kind, cache_dir)?;
+        let mut items = Items::open(path, kind, cache_dir)?;
+        let mut quoted = kind.0 == Layout::Records;
+        if quoted && !items.is_even() {
+            let plain = Items::open(path, (Layout::Rows, kind.1), cache_dir)?;
+            if plain.is_even() {
+                (items, quoted) = (plain, false);
+            }
+        }
         if let Some(fault) = items.fault("passages") {
             return Err(fault);
         }
         let columns = match kind.0 {
-            Layout::Records => Some(columns(&items)?),
+            Layout::Records => Some(columns(&items, quoted)?),
             _ => None,
         };
-        let passages = Passages { items, columns };
+        let passages = Passages { items, columns, quoted };
         if passages.is_empty() {
             return Err(DataError::file(path, "expected passages, found only the names of columns"));
         }
@@ -85,6 +94,11 @@ impl Passages {
         self.items.fingerprint()
     }
 
+    /// Whether the fields of its rows are quoted; so, too, where it has no rows.
+    pub fn is_quoted(&self) -> bool {
+        self.quoted || self.columns.is_none()
+    }
+
     /// Reads passage `i`; its `file_position` is `i`.
     ///
     /// # Errors
@@ -103,7 +117,7 @@ impl Passages {
         // Numbered as the passages are, whatever precedes them in the file.
         let place = Place { row: i, ..place };
         let mut passage = match &self.columns {
-            Some(columns) => row(&bytes, columns, &place)?,
+            Some(columns) => row(&bytes, columns, self.quoted, &place)?,
             None => object(&bytes, &place)?,
         };
         passage.file_position = i;
@@ -112,9 +126,9 @@ impl Passages {
 }
 
 /// The columns of a file of rows: as its first row names them, or DPR's.
-fn columns(items: &Items) -> Result<Columns, DataError> {
+fn columns(items: &Items, quoted: bool) -> Result<Columns, DataError> {
     let (bytes, place) = items.bytes(0)?;
-    let first = fields(&place.path, place.line, without_mark(&bytes, 0))?;
+    let first = split(&bytes, 0, quoted, &place)?;
     if first[0] != "id" {
         return Ok(Columns { id: 0, text: 1, title: Some(2), count: 3, header: 0 });
     }
@@ -128,8 +142,8 @@ fn columns(items: &Items) -> Result<Columns, DataError> {
     }
 }
 
-fn row(bytes: &[u8], columns: &Columns, place: &Place) -> Result<Passage, DataError> {
-    let mut fields = fields(&place.path, place.line, without_mark(bytes, place.row))?;
+fn row(bytes: &[u8], columns: &Columns, quoted: bool, place: &Place) -> Result<Passage, DataError> {
+    let mut fields = split(bytes, place.row, quoted, place)?;
     if fields.len() != columns.count {
         let expected = format!("{} fields between tabs (id, text, title)", columns.count);
         let found = if fields.len() == 1 { "1 field".into() } else { format!("{} fields", fields.len()) };
@@ -144,8 +158,11 @@ fn row(bytes: &[u8], columns: &Columns, place: &Place) -> Result<Passage, DataEr
     Ok(Passage { id, title: title.unwrap_or_default(), text, score: None, file_position: 0 })
 }
 
-fn without_mark(bytes: &[u8], row: usize) -> &[u8] {
-    if row == 0 { bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes) } else { bytes }
+/// The fields of a row.
+fn split(bytes: &[u8], row: usize, quoted: bool, place: &Place) -> Result<Vec<String>, DataError> {
+    let mark: &[u8] = if row == 0 { b"\xEF\xBB\xBF" } else { b"" };
+    let bytes = bytes.strip_prefix(mark).unwrap_or(bytes);
+    if quoted { fields(&place.path, place.line, bytes) } else { plain_fields(&place.path, place.line, bytes) }
 }
 
 fn object(bytes: &[u8], place: &Place) -> Result<Passage, DataError> {

@@ -70,6 +70,10 @@ pub(crate) struct Scanner {
     start: u64,
     start_line: u64,
     items: u64,
+    /// Tabs that part the fields of the row at hand.
+    tabs: u64,
+    /// Fewest and most fields of a row.
+    fields: Option<(u64, u64)>,
     fault: Option<Fault>,
 }
 
@@ -81,7 +85,17 @@ impl Scanner {
             Layout::Rows => State::Row { open: false, blank: true, field: None },
             Layout::Records => State::Row { open: false, blank: true, field: Some(tsv::State::Start) },
         };
-        Scanner { state, offset: 0, line: 1, start: 0, start_line: 1, items: 0, fault: None }
+        Scanner {
+            state,
+            offset: 0,
+            line: 1,
+            start: 0,
+            start_line: 1,
+            items: 0,
+            tabs: 0,
+            fields: None,
+            fault: None,
+        }
     }
 
     /// Looks at the next bytes of the file and hands every item that ends in them to `emit`.
@@ -97,8 +111,9 @@ impl Scanner {
         Ok(())
     }
 
-    /// Call after the last byte: the last item of a file without a final line end, and the file's fault if it has one.
-    pub fn finish(mut self) -> (Option<Span>, u64, Option<Fault>) {
+    /// Call after the last byte: the last item of a file without a final line end, the file's fault if it has one, and the fewest
+    /// and most fields of its rows where it has rows.
+    pub fn finish(mut self) -> (Option<Span>, u64, Option<Fault>, Option<(u64, u64)>) {
         let mut last = None;
         match self.state {
             State::Row { field: Some(tsv::State::Quoted), .. } => {
@@ -106,6 +121,9 @@ impl Scanner {
                 self.fail_end("the quote that opens in this record is not closed before the file ends; the file was cut short, or a quote is missing");
             }
             State::Line { blank: false } | State::Row { blank: false, .. } => {
+                if let State::Row { .. } = self.state {
+                    self.count_fields();
+                }
                 last = Some(self.span());
                 self.items += 1;
             }
@@ -122,7 +140,13 @@ impl Scanner {
                 ));
             }
         }
-        (last, self.items, self.fault)
+        (last, self.items, self.fault, self.fields)
+    }
+
+    /// The row at hand is over.
+    fn count_fields(&mut self) {
+        let n = std::mem::take(&mut self.tabs) + 1;
+        self.fields = Some(self.fields.map_or((n, n), |(least, most)| (least.min(n), most.max(n))));
     }
 
     fn span(&self) -> Span {
@@ -177,10 +201,15 @@ impl Scanner {
                 if !open {
                     self.start = self.offset;
                     self.start_line = self.line;
+                    self.tabs = 0;
                 }
                 let field = field.map(|f| f.next(byte).0);
                 let quoted = field == Some(tsv::State::Quoted);
+                self.tabs += u64::from(byte == b'\t' && !quoted);
                 if byte == b'\n' && !quoted {
+                    if !blank {
+                        self.count_fields();
+                    }
                     self.state =
                         State::Row { open: false, blank: true, field: field.map(|_| tsv::State::Start) };
                     return (!blank).then(|| self.span());
@@ -279,7 +308,7 @@ mod tests {
                 })
                 .unwrap();
         }
-        let (last, items, fault) = scanner.finish();
+        let (last, items, fault, _) = scanner.finish();
         spans.extend(last);
         assert_eq!(items as usize, spans.len());
         (spans, fault)

@@ -52,6 +52,24 @@ fn dprs_tsv_is_read_with_its_quotes() {
 }
 
 #[test]
+fn rows_that_are_even_only_without_quotes_are_read_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "id\ttext\ttitle\n1\ta quote \" is here\t\"\n2\t\"x\" y\tT\n3\tz\t#\n";
+    let want = owned(&[["1", "\"", "a quote \" is here"], ["2", "T", "\"x\" y"], ["3", "#", "z"]]);
+    for name in ["p.tsv", "p.tsv.zst"] {
+        let bytes =
+            if name.ends_with("zst") { zstd::encode_all(text.as_bytes(), 1).unwrap() } else { text.into() };
+        let passages = Passages::open(&file(dir.path(), name, &bytes), &dir.path().join("cache")).unwrap();
+        assert_eq!((all(&passages), passages.is_quoted()), (want.clone(), false), "{name}");
+    }
+    // One decompressed copy serves both ways of reading.
+    let copies = std::fs::read_dir(dir.path().join("cache")).unwrap().map(|e| e.unwrap().path());
+    assert_eq!(copies.filter(|p| p.extension().is_some_and(|e| e == "data")).count(), 1);
+    let quoted = open(dir.path(), "q.tsv", "1\t\"a\tb\"\tc\n2\td\te\n").unwrap();
+    assert_eq!((all(&quoted)[0][2].as_str(), quoted.is_quoted()), ("a\tb", true));
+}
+
+#[test]
 fn json_is_read_as_its_kinds_have_it() {
     let dir = tempfile::tempdir().unwrap();
     let lines = "{\"id\": 3, \"title\": \"T\", \"text\": \"a\"}\n\n{\"_id\": \"d\\t\\\"2\", \"text\": \"\", \"metadata\": {}}\n";
@@ -86,7 +104,7 @@ fn every_fault_says_where_and_what() {
         ("a.tsv", "1\ta\tb\n2\tc\n", 1, &["line 2 (item 1)", "found 2 fields"]),
         ("a.tsv", "1\ta\tb\n2\n", 1, &["found 1 field;"]),
         ("a.tsv", "1\ta\tb\n\tc\td\n", 1, &["an id in the first field"]),
-        ("a.tsv", "1\ta\tb\n2\t\"c\td\n", 0, &["line 2", "quote"]),
+        ("a.tsv", "1\ta\tb\n2\t\"c\td\te\n", 0, &["line 2", "quote"]),
         ("a.tsv", "id\ttitle\n1\ta\n", 0, &["a column named text", "id, title"]),
         ("a.tsv", "id\ttext\ttitle\n", 0, &["found only the names of columns"]),
         ("a.tsv", "\n \n", 0, &["expected passages, found none"]),

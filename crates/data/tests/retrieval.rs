@@ -16,7 +16,7 @@ fn open(name: &str, text: &str) -> RetrievalExamples {
     RetrievalExamples::open(&file(dir.path(), name, text), &dir.path().join("cache")).unwrap()
 }
 
-fn texts<'a>(example: &'a RetrievalExample, relevance: Relevance) -> Vec<&'a str> {
+fn texts(example: &RetrievalExample, relevance: Relevance) -> Vec<&str> {
     example.of(relevance).map(|p| p.passage.text.as_str()).collect()
 }
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use tercio_comm::launch::EXIT_LOST;
 use tercio_comm::place::{Flags, Starter};
 use tercio_comm::{CommError, Place, World};
+use tercio_data::Passages;
 use tercio_train::TrainError;
 use tercio_train::ranks::options::{LinkOptions, Requeue};
 use tercio_train::ranks::requeue::requeue_among;
@@ -168,6 +169,14 @@ pub fn within(flags: &[(&str, usize, usize)]) -> Result<(), TrainError> {
         }
         None => Ok(()),
     }
+}
+
+/// What a person should know of a collection whose rows are read without quotes.
+pub fn not_quoted(passages: &Passages) -> String {
+    format!(
+        "{}: read without quotes, since its rows have as many fields only so; quotes stay in the texts",
+        passages.path().display()
+    )
 }
 
 /// Writes a line to stdout at once.

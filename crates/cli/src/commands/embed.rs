@@ -267,7 +267,11 @@ impl Embed {
                 Texts::of_questions(open_once::<Questions>(world, path, cache, broadcast)?, template)
             }
             (None, Some(path)) => {
-                Texts::of_passages(open_once::<Passages>(world, path, cache, broadcast)?, template)
+                let passages = open_once::<Passages>(world, path, cache, broadcast)?;
+                if world.is_main() && !passages.is_quoted() {
+                    tracing::warn!("{}", common::not_quoted(&passages));
+                }
+                Texts::of_passages(passages, template)
             }
             (None, None) => {
                 return Err(TrainError::Options("--passages or --questions: expected a file".into()));

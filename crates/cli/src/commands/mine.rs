@@ -1,6 +1,6 @@
 //! `tercio mine`: hard negatives for the training of retrievers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
@@ -13,7 +13,7 @@ use tercio_train::mine::{Candidates, Collection, MineForm, MineReport, MineRules
 use tercio_train::run::{Progress, Signals, Verbosity, init_logging_of_rank};
 use tercio_train::scratch::ScratchFolder;
 
-use super::common::{line, threads};
+use super::common::{line, not_quoted, threads};
 
 /// Most candidates of a question that are believed to be meant.
 const MOST_RANKS: usize = 1 << 20;
@@ -116,6 +116,9 @@ impl Mine {
         let cache = self.cache_dir.as_deref().unwrap_or(scratch.path());
         let examples = RetrievalExamples::open(&self.data, cache)?;
         let passages = self.passages.as_ref().map(|path| Passages::open(path, cache)).transpose()?;
+        if let Some(passages) = passages.as_ref().filter(|p| !p.is_quoted()) {
+            tracing::warn!("{}", not_quoted(passages));
+        }
         let candidates = match (&self.run, &self.vectors, passages) {
             (Some(run), _, Some(passages)) => {
                 let run = RunFile::open(run, rules.last_rank)?;
@@ -163,7 +166,7 @@ impl Mine {
         &self,
         device: &Cpu,
         examples: &RetrievalExamples,
-        vectors: &PathBuf,
+        vectors: &Path,
         passages: Passages,
         depth: usize,
         stop: &dyn Fn() -> bool,

@@ -88,8 +88,21 @@ impl<'a, R: BufRead> Records<'a, R> {
 /// Splits a record.
 pub(crate) fn fields(path: &Path, line: u64, record: &[u8]) -> Result<Vec<String>, DataError> {
     let mut fields = Fields { done: Some(vec![Vec::new()]), ..Fields::default() };
+    fields.feed(without_end(record));
+    texts(path, line, fields.done.unwrap_or_default())
+}
+
+/// Splits a record whose quotes are characters like others.
+pub(crate) fn plain_fields(path: &Path, line: u64, record: &[u8]) -> Result<Vec<String>, DataError> {
+    texts(path, line, without_end(record).split(|&b| b == b'\t').map(<[u8]>::to_vec).collect())
+}
+
+fn without_end(record: &[u8]) -> &[u8] {
     let end = record.strip_suffix(b"\n").unwrap_or(record);
-    fields.feed(end.strip_suffix(b"\r").unwrap_or(end));
+    end.strip_suffix(b"\r").unwrap_or(end)
+}
+
+fn texts(path: &Path, line: u64, fields: Vec<Vec<u8>>) -> Result<Vec<String>, DataError> {
     let text = |field: Vec<u8>| {
         String::from_utf8(field).map_err(|e| {
             let byte = e.as_bytes()[e.utf8_error().valid_up_to()];
@@ -100,7 +113,7 @@ pub(crate) fn fields(path: &Path, line: u64, record: &[u8]) -> Result<Vec<String
             )
         })
     };
-    fields.done.unwrap_or_default().into_iter().map(text).collect()
+    fields.into_iter().map(text).collect()
 }
 
 /// Where in a field a byte stands.

@@ -93,7 +93,7 @@ impl PickledVectors {
             let what = format!("has {} vectors, {count} from {start} on were asked for", self.len());
             return Err(WeightsError::invalid(path, what));
         }
-        let width = self.dtype.size().unwrap_or(4) as usize;
+        let width = self.dtype.size().unwrap_or(4);
         let row = self.dimension * width;
         let mut bytes = Vec::new();
         // A matrix in pieces, single vectors one by one.
