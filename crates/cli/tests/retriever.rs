@@ -34,6 +34,12 @@ fn two_and_four_ranks_give_the_bits_of_one() {
             assert_eq!(many.1, one.1, "{loss:?}, {ranks} ranks: losses");
             assert!(many.0 == one.0, "{loss:?}, {ranks} ranks: parameters and moments differ");
         }
+        let bf16 = run("bf16", 1, &["--bf16", "--bit_groups", "4"]);
+        assert!(bf16.0 != one.0, "{loss:?}: bf16 has no effect");
+        assert!(
+            run("bf16-four", 4, &["--bf16", "--bit_groups", "4"]) == bf16,
+            "{loss:?} in bf16: other bits"
+        );
         let first = f64::from_bits(one.1[0].1);
         assert!(one.1.iter().any(|l| f64::from_bits(l.1) < 0.9 * first), "{loss:?}: nothing was learned");
     }
@@ -169,6 +175,34 @@ fn a_teacher_gives_the_scores_that_it_would_write() {
 }
 
 #[test]
+fn the_stored_settings_give_the_run_again() {
+    let corner = Corner::new();
+    let flags = [
+        "--loss",
+        "both",
+        "--hard_negatives",
+        "2",
+        "--draw_negatives",
+        "--seed",
+        "7",
+        "--temperature",
+        "0.5",
+    ];
+    corner.train("first", &flags);
+    let config = corner.place.run_dir("first").join("config.toml");
+    let words = ["train", "retriever", "--config", config.to_str().unwrap(), "--name", "again"];
+    let output = tercio(&words).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let (first, again) = (corner.place.run_dir("first"), corner.place.run_dir("again"));
+    assert!(bits(&first, "step-8") == bits(&again, "step-8"), "parameters and moments differ");
+    let text = |run: &std::path::Path| std::fs::read_to_string(run.join("config.toml")).unwrap();
+    assert_eq!(text(&first).replace("\"first\"", "\"again\""), text(&again));
+    let printed =
+        tercio(&["config", "print-retriever", "--config", config.to_str().unwrap()]).output().unwrap();
+    assert_eq!(String::from_utf8(printed.stdout).unwrap().trim_end(), text(&first).trim_end());
+}
+
+#[test]
 fn forms_of_training_data() {
     let corner = Corner::new();
     let dpr = "{\"question\": \"q one\", \"answers\": [], \"positive_ctxs\": [{\"title\": \"a\", \"text\": \"b\"}], \
@@ -200,7 +234,8 @@ fn what_cannot_be_trained_is_named() {
         .place
         .write("nan.jsonl", "{\"question\": \"a\", \"ctxs\": [{\"text\": \"b\", \"score\": \"nan\"}]}\n");
     let reader = golden().join("fid_reader_t5v10/model");
-    let cases: [(&[&str], i32, &[&str]); 14] = [
+    let cases: [(&[&str], i32, &[&str]); 15] = [
+        (&["--eval_data", &unscored, "--total_steps", "1"], 1, &["unscored.jsonl", "line 1", "score"]),
         (&["--n_context", "1"], 2, &["--n_context 1", "at least 2"]),
         (&["--temperature", "0"], 2, &["--temperature"]),
         (&["--teacher_temperature", "nan"], 2, &["--teacher_temperature"]),

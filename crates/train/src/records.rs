@@ -95,8 +95,9 @@ impl<'a> Records<'a> {
             )
         });
         tracing::info!(
-            "{step} / {} |train: {loss:.3} |lr: {:.2e} |norm: {:.2} |{rate:.0} tokens/s{ranks}",
+            "{step} / {} |train: {} |lr: {:.2e} |norm: {:.2} |{rate:.0} tokens/s{ranks}",
             self.options.optim.total_steps,
+            readable(loss),
             o.lr,
             o.gradient_norm,
         );
@@ -220,6 +221,11 @@ impl<'a> Records<'a> {
         self.metrics.sync()?;
         Ok(RunOutcome { step, stopped, best, figures: self.figures, checkpoint: self.checkpoint })
     }
+}
+
+/// A loss for the log: those of a distillation are small.
+fn readable(loss: f64) -> String {
+    if loss.abs() < 0.1 { format!("{loss:.6}") } else { format!("{loss:.3}") }
 }
 
 fn padding_saved(o: &UpdateOutcome) -> f64 {

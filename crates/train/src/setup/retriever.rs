@@ -86,6 +86,10 @@ impl<D: RankDevice> Task<D> for RetrieverModelOptions {
             };
             Teacher::new(device, loaded.model, loaded.parameters, tokenizer, encoding)
         });
+        if let Some(eval) = eval.as_ref().filter(|_| o.distils() && teacher.is_none()) {
+            // Better now than at the first evaluation.
+            eval.get(0)?.scored(1)?;
+        }
         let both = o.loss == RetrieverLoss::Both;
         let weight = |of: f64, learned: bool| match (learned, both) {
             (false, _) => 0.0,
