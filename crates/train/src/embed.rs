@@ -167,7 +167,7 @@ pub struct EmbedReport {
 }
 
 /// Embeds those of `shards` that are not finished, by all ranks. `folder` is rank 0's; the others have none and write
-/// nothing. On rank 0 `progress` is told after every round of windows. `stop` is asked before every batch; once it is true on
+/// nothing. On rank 0 `progress` is told at the start and after every round of windows. `stop` is asked before every batch; once it is true on
 /// any rank all end, and the shard at work is left out.
 ///
 /// # Errors
@@ -198,6 +198,10 @@ pub fn embed_among<D: Device>(
     let mut at = EmbedProgress { done: 0, total, shards: found, shard_finished: false };
     let mut work = Work { world, encoder, source, tokens: 0 };
     let mut stopped = false;
+    // So that whoever measures knows when the work began.
+    if world.is_main() {
+        progress(at);
+    }
     for number in pending {
         let rows = settings.rows_of(number);
         let mut shard = folder.map(|f| f.shard(number)).transpose()?;
