@@ -126,12 +126,12 @@ unsafe fn pack_pairs(
     d: *mut f32,
     width: usize,
 ) {
-    let words = depth.div_ceil(2);
+    debug_assert!(vectors <= WIDEST);
     // SAFETY: masked loads and stores stay within the caller's rows and panel.
     unsafe {
         let some = |n: usize| if n < 16 { (1u16 << n) - 1 } else { u16::MAX };
         if vector == 1 {
-            for p in 0..words {
+            for p in 0..depth.div_ceil(2) {
                 let (line, last) = (s.add(2 * p * along), 2 * p + 1 == depth);
                 for i in (0..width).step_by(16) {
                     let mask = some(vectors.saturating_sub(i));
@@ -148,21 +148,22 @@ unsafe fn pack_pairs(
         // Rows become words first, so that half as much is transposed.
         let mut rows = [const { MaybeUninit::<f32>::uninit() }; WIDEST * KC / 2];
         let rows = rows.as_mut_ptr() as *mut f32;
-        for i in 0..vectors {
-            let row = s.add(i * vector);
-            for p in (0..words).step_by(16) {
-                let left = depth - 2 * p;
-                let first = _mm512_maskz_loadu_ps(some(left), row.add(2 * p));
-                let second =
-                    _mm512_maskz_loadu_ps(some(left.saturating_sub(16)), row.wrapping_add(2 * p + 16));
-                _mm512_mask_storeu_epi32(
-                    rows.add(i * words + p).cast(),
-                    some(words - p),
-                    round_two(first, second),
-                );
+        for start in (0..depth).step_by(KC) {
+            let depth = KC.min(depth - start);
+            let words = depth.div_ceil(2);
+            for i in 0..vectors {
+                let row = s.add(i * vector + start);
+                for p in (0..words).step_by(16) {
+                    let left = depth - 2 * p;
+                    let first = _mm512_maskz_loadu_ps(some(left), row.add(2 * p));
+                    let rest = some(left.saturating_sub(16));
+                    let second = _mm512_maskz_loadu_ps(rest, row.wrapping_add(2 * p + 16));
+                    let target = rows.add(i * words + p);
+                    _mm512_mask_storeu_epi32(target.cast(), some(words - p), round_two(first, second));
+                }
             }
+            pack_plain(isa, rows, words, 1, vectors, words, d.add(start / 2 * width), width);
         }
-        pack_plain(isa, rows, words, 1, vectors, words, d, width);
     }
 }
 
