@@ -36,6 +36,8 @@ pub enum EncoderOp {
     },
     EmbeddingSum {
         ids: [Vec<u32>; 3],
+        /// For every table the row that gets no gradient.
+        frozen: [Option<u32>; 3],
     },
     Rotary {
         heads: usize,
@@ -85,9 +87,13 @@ impl EncoderOp {
                 let dropout = tape.dropout(2, *drop);
                 tape.feed_forward_end(&x[0], hidden, p[0], bias.then(|| p[1]), &n, dropout)
             }
-            EncoderOp::EmbeddingSum { ids } => {
-                let tables: Vec<(Param, &[u32], Option<u32>)> =
-                    p.iter().zip(ids).map(|(p, ids)| (*p, ids.as_slice(), None)).collect();
+            EncoderOp::EmbeddingSum { ids, frozen } => {
+                let tables: Vec<(Param, &[u32], Option<u32>)> = p
+                    .iter()
+                    .zip(ids)
+                    .zip(frozen)
+                    .map(|((p, ids), frozen)| (*p, ids.as_slice(), *frozen))
+                    .collect();
                 tape.embedding_sum(&tables)
             }
             EncoderOp::Rotary { heads, spans, shared } => {
@@ -242,8 +248,13 @@ pub fn encoder_cases(s: &Sizes) -> Vec<Case> {
     let draw = |what: u64, i: usize, below: usize| (key(&[s.seed, what, i as u64]) % below as u64) as u32;
     let ids = [s.classes, 3, 1];
     let drawn = [0, 1, 2].map(|t| (0..rows).map(|i| draw(t, i, ids[t as usize])).collect());
-    let tables = ids.iter().map(|&n| (n, w)).collect();
-    list.push(("sum of embeddings".into(), EncoderOp::EmbeddingSum { ids: drawn }, tables, vec![]));
+    let tables: Vec<_> = ids.iter().map(|&n| (n, w)).collect();
+    let mut padded: [Vec<u32>; 3] = drawn.clone();
+    for row in [0, rows / 2, (rows / 2 + 1).min(rows - 1), rows - 1] {
+        padded[0][row] = 1;
+    }
+    let sum = EncoderOp::EmbeddingSum { ids: drawn, frozen: [None; 3] };
+    list.push(("sum of embeddings".into(), sum, tables.clone(), vec![]));
 
     let spans = self_shape(s).queries;
     let tokens: usize = s.lengths.iter().sum();
@@ -269,6 +280,9 @@ pub fn encoder_cases(s: &Sizes) -> Vec<Case> {
     for (name, shape) in attentions(s) {
         list.push((name.into(), Op::SelfAttention { shape }, vec![], inputs.clone()));
     }
+    // New cases end the list: a case's values come from its place.
+    let sum = EncoderOp::EmbeddingSum { ids: padded, frozen: [Some(1), Some(2), Some(0)] };
+    list.push(("sum of embeddings, frozen rows".into(), Op::Of(sum), tables, vec![]));
     let case = |(i, (name, op, parameters, inputs)): (usize, (String, Op, _, _))| Case {
         name: format!("{name}, rows {rows}, width {w}, {} x {}", s.heads, s.head_dim),
         op,

@@ -119,6 +119,11 @@ impl Case {
         let (rows, columns) = self.parameters.iter().chain(&self.inputs).nth(t).copied().unwrap();
         rows * columns
     }
+    /// Whether element `i` of parameter or input `t` is in a row that gets no gradient.
+    pub fn frozen(&self, t: usize, i: usize) -> bool {
+        let Op::Of(EncoderOp::EmbeddingSum { frozen, .. }) = &self.op else { return false };
+        frozen[t] == Some((i / self.parameters[t].1) as u32)
+    }
     /// Runs forward and backward on `device`, within its threads.
     pub fn run<D: Device>(&self, device: &D, how: How) -> Outcome {
         device.run(|| self.run_here(device, how))
