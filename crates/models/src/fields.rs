@@ -1,7 +1,10 @@
 //! The fields of a `config.json`, each read with its default and its range.
 
 use serde_json::{Map, Value};
+use tercio_engine::Activation;
 
+/// Values of a model, a hundred times those of the largest.
+pub(crate) const MOST_PARAMETERS: u128 = 1 << 40;
 /// No width, vocabulary or number of heads of a model comes near it.
 const LIMIT: u64 = 1 << 24;
 /// A file may ask for layers at no cost to itself; each costs memory before its tensors are missed.
@@ -48,5 +51,27 @@ impl Fields<'_> {
     pub fn text<'a>(&'a self, field: &str, default: &'a str) -> Result<&'a str, String> {
         let Some(v) = self.get(field) else { return Ok(default) };
         v.as_str().ok_or_else(|| format!("`{field}`: expected a text, found {v}"))
+    }
+    /// An encoder's nonlinearity, gelu where none is named.
+    pub fn activation(&self, field: &str) -> Result<Activation, String> {
+        match self.text(field, "gelu")? {
+            "gelu" => Ok(Activation::GeluErf),
+            "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+            "relu" => Ok(Activation::Relu),
+            "silu" | "swish" => Ok(Activation::Silu),
+            "tanh" => Ok(Activation::Tanh),
+            other => Err(format!("`{field}`: expected gelu, gelu_new, relu, silu or tanh, found {other:?}")),
+        }
+    }
+}
+
+/// Hugging Face's name of a nonlinearity, which [`Fields::activation`] reads.
+pub(crate) fn activation_name(activation: Activation) -> &'static str {
+    match activation {
+        Activation::GeluErf => "gelu",
+        Activation::GeluTanh => "gelu_new",
+        Activation::Relu => "relu",
+        Activation::Silu => "silu",
+        Activation::Tanh => "tanh",
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use tercio_engine::Activation;
 
-use crate::fields::Fields;
+use crate::fields::{Fields, MOST_PARAMETERS, activation_name};
 
 /// Which of the published relatives a model is: the same layers, other names and other positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +80,6 @@ pub struct BertConfig {
     pub initializer_range: f64,
 }
 
-/// Values of a model, a hundred times those of the largest.
-const MOST_PARAMETERS: u128 = 1 << 40;
-
 /// The names of BERT's fields, and DistilBERT's.
 struct Names {
     hidden_size: &'static str,
@@ -136,17 +133,6 @@ impl BertConfig {
                 return Err(format!("`{field}`: expected false, found true: only encoders are known here"));
             }
         }
-        let activation = match f.text(n.activation, "gelu")? {
-            "gelu" => Activation::GeluErf,
-            "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
-            "relu" => Activation::Relu,
-            "silu" | "swish" => Activation::Silu,
-            "tanh" => Activation::Tanh,
-            other => {
-                let expected = "gelu, gelu_new, relu, silu or tanh";
-                return Err(format!("`{}`: expected {expected}, found {other:?}", n.activation));
-            }
-        };
         let vocab_size = f.size("vocab_size", None)?;
         let pad_token_id = match json.get("pad_token_id") {
             None => Some(if family.counts_from_padding() { 1 } else { 0 }),
@@ -171,7 +157,7 @@ impl BertConfig {
                 BertFamily::DistilBert => 0,
                 _ => f.size("type_vocab_size", Some(2))?,
             },
-            activation,
+            activation: f.activation(n.activation)?,
             layer_norm_eps: f.real("layer_norm_eps", 1e-12, 0.0..1.0)?,
             hidden_dropout: f.real(n.hidden_dropout, 0.1, 0.0..1.0)?,
             attention_dropout: f.real(n.attention_dropout, 0.1, 0.0..1.0)?,
@@ -212,13 +198,6 @@ impl BertConfig {
     /// The `config.json` that Hugging Face reads; fields of `base` that Tercio does not know are kept.
     pub fn to_json(&self, base: &Map<String, Value>) -> Map<String, Value> {
         let (mut json, n) = (base.clone(), names(self.family));
-        let activation = match self.activation {
-            Activation::GeluErf => "gelu",
-            Activation::GeluTanh => "gelu_new",
-            Activation::Relu => "relu",
-            Activation::Silu => "silu",
-            Activation::Tanh => "tanh",
-        };
         let mut set = |key: &str, value: Value| {
             json.insert(key.into(), value);
         };
@@ -230,7 +209,7 @@ impl BertConfig {
         set(n.heads, self.num_attention_heads.into());
         set(n.intermediate_size, self.intermediate_size.into());
         set("max_position_embeddings", self.max_position_embeddings.into());
-        set(n.activation, activation.into());
+        set(n.activation, activation_name(self.activation).into());
         set(n.hidden_dropout, self.hidden_dropout.into());
         set(n.attention_dropout, self.attention_dropout.into());
         set("initializer_range", self.initializer_range.into());

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use tercio_engine::Activation;
 
-use crate::fields::Fields;
+use crate::fields::{Fields, MOST_PARAMETERS, activation_name};
 
 /// The `model_type` of its configuration.
 pub const MODEL_TYPE: &str = "modernbert";
@@ -51,8 +51,6 @@ pub struct ModernBertConfig {
     pub initializer_range: f64,
 }
 
-/// Values of a model.
-const MOST_PARAMETERS: u128 = 1 << 40;
 const GLOBAL_THETA: f64 = 160_000.0;
 const LOCAL_THETA: f64 = 10_000.0;
 
@@ -77,7 +75,7 @@ impl ModernBertConfig {
             global_theta,
             local_theta,
             max_position_embeddings: f.size("max_position_embeddings", Some(8192))?,
-            activation: activation(&f)?,
+            activation: f.activation("hidden_activation")?,
             norm_eps: f.real("norm_eps", 1e-5, 0.0..1.0)?,
             norm_bias: f.boolean("norm_bias", false)?,
             attention_bias: f.boolean("attention_bias", false)?,
@@ -221,14 +219,26 @@ fn thetas(f: &Fields<'_>) -> Result<(f64, f64), String> {
         _ => f.real("local_rope_theta", LOCAL_THETA, range.clone())?,
     };
     if let Some(parameters) = f.get("rope_parameters") {
-        for (key, theta) in [(FULL, &mut global), (SLIDING, &mut local)] {
-            let Some(Value::Object(one)) = parameters.get(key) else { continue };
-            let rope = Fields(one);
-            if rope.get("rope_type").is_some_and(|kind| kind != "default") {
-                return Err(format!(
-                    "`rope_parameters`: expected the rope_type \"default\", found {}: others are not known here",
-                    one["rope_type"]
-                ));
+        // Anything else would leave the thetas of another model in place, unseen.
+        let other = || {
+            let expected = format!("an object of {FULL:?} and {SLIDING:?}, each an object");
+            format!("`rope_parameters`: expected {expected}, found {parameters}")
+        };
+        for (key, one) in parameters.as_object().ok_or_else(other)? {
+            let theta = match key.as_str() {
+                FULL => &mut global,
+                SLIDING => &mut local,
+                _ => return Err(other()),
+            };
+            let rope = Fields(one.as_object().ok_or_else(other)?);
+            // The second is the first's older name.
+            for kind in ["rope_type", "type"].into_iter().filter_map(|name| rope.get(name)) {
+                if kind != "default" {
+                    let unknown = "others are not known here";
+                    return Err(format!(
+                        "`rope_parameters`: expected the rope_type \"default\", found {kind}: {unknown}"
+                    ));
+                }
             }
             *theta = rope.real("rope_theta", *theta, range.clone())?;
         }
@@ -246,28 +256,5 @@ fn padding(f: &Fields<'_>, vocab_size: usize) -> Result<Option<u32>, String> {
             Some(id) => Ok(Some(id as u32)),
             None => Err(format!("`pad_token_id`: expected an id below vocab_size, found {v}")),
         },
-    }
-}
-
-fn activation(f: &Fields<'_>) -> Result<Activation, String> {
-    match f.text("hidden_activation", "gelu")? {
-        "gelu" => Ok(Activation::GeluErf),
-        "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
-        "relu" => Ok(Activation::Relu),
-        "silu" | "swish" => Ok(Activation::Silu),
-        "tanh" => Ok(Activation::Tanh),
-        other => {
-            Err(format!("`hidden_activation`: expected gelu, gelu_new, relu, silu or tanh, found {other:?}"))
-        }
-    }
-}
-
-fn activation_name(activation: Activation) -> &'static str {
-    match activation {
-        Activation::GeluErf => "gelu",
-        Activation::GeluTanh => "gelu_new",
-        Activation::Relu => "relu",
-        Activation::Silu => "silu",
-        Activation::Tanh => "tanh",
     }
 }

@@ -3,6 +3,8 @@
 use serde_json::{Map, Value};
 use tercio_engine::{Activation, Span};
 
+use crate::fields::MOST_PARAMETERS;
+
 /// Which of the published relatives a model is: the same architecture, other defaults and another name in `config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum T5Family {
@@ -85,8 +87,6 @@ const LIMIT: u64 = 1 << 24;
 const MOST_LAYERS: u64 = 1 << 10;
 /// A table of buckets is as long as the distance.
 const MOST_DISTANCE: u64 = 1 << 20;
-/// Values of a model, a hundred times those of the largest T5.
-const MOST_PARAMETERS: u128 = 1 << 40;
 
 impl T5Config {
     /// Reads the fields of a `config.json`; `tied` and `cross_attention_bias` are what the config says and may be
