@@ -189,11 +189,8 @@ fn fetch(name: &str, cache: &Path, cached: std::result::Result<ModelFolder, Stri
     for file in TOKENIZER_FILES.into_iter().filter(|file| has(file)) {
         model.get(file).map_err(failed)?;
     }
-    // The modules of sentence-transformers: `1_Pooling/config.json`, `2_Dense/model.safetensors`.
-    for file in SENTENCE_FILES.into_iter().filter(|file| has(file)) {
-        model.get(file).map_err(failed)?;
-    }
-    for file in there.iter().filter(|file| has("modules.json") && is_module_file(file)) {
+    let sentence = has("modules.json");
+    for file in there.iter().filter(|file| sentence && is_sentence_file(file)) {
         model.get(file).map_err(failed)?;
     }
     let path = model.get(weights).map_err(failed)?;
@@ -221,17 +218,18 @@ const TOKENIZER_FILES: [&str; 9] = [
     "generation_config.json",
 ];
 
+/// Files of sentence-transformers: the list of modules, limits of texts (`sentence_roberta_config.json`; the name goes by the
+/// model), and the settings, tokenizer and weights in a module's folder such as `0_Transformer`, `1_Pooling` or `2_Dense`.
 #[cfg(feature = "hub")]
-const SENTENCE_FILES: [&str; 3] =
-    ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"];
-
-/// Settings and weights in a folder such as `2_Dense`.
-#[cfg(feature = "hub")]
-fn is_module_file(name: &str) -> bool {
-    let Some((folder, file)) = name.split_once('/') else { return false };
+fn is_sentence_file(name: &str) -> bool {
+    let limits = |file: &str| file.starts_with("sentence_") && file.ends_with("_config.json");
+    let Some((folder, file)) = name.split_once('/') else {
+        return name == "modules.json" || name == "config_sentence_transformers.json" || limits(name);
+    };
     let numbered =
         folder.split_once('_').is_some_and(|(n, _)| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
-    numbered && (file == "config.json" || WEIGHT_FILES.contains(&file))
+    let read = file == "config.json" || WEIGHT_FILES.contains(&file) || TOKENIZER_FILES.contains(&file);
+    numbered && (read || limits(file))
 }
 
 #[cfg(test)]
@@ -285,6 +283,34 @@ mod tests {
         assert!(error("./nowhere").contains("not a hub name"));
         assert!(error("a/b/c").contains("not a hub name"));
         assert!(error("..").contains("has no config.json"));
+    }
+
+    #[cfg(feature = "hub")]
+    #[test]
+    fn files_of_sentence_transformers_are_known_by_their_names() {
+        for fetched in [
+            "modules.json",
+            "config_sentence_transformers.json",
+            "sentence_bert_config.json",
+            "sentence_xlm-roberta_config.json",
+            "0_Transformer/sentence_distilbert_config.json",
+            "0_Transformer/tokenizer.json",
+            "0_Transformer/vocab.txt",
+            "0_Transformer/config.json",
+            "1_Pooling/config.json",
+            "2_Dense/model.safetensors",
+        ] {
+            assert!(is_sentence_file(fetched), "{fetched}");
+        }
+        for other in [
+            "README.md",
+            "onnx/config.json",
+            "onnx/model.onnx",
+            "0_Transformer/rust_model.ot",
+            "_x/config.json",
+        ] {
+            assert!(!is_sentence_file(other), "{other}");
+        }
     }
 
     #[test]
