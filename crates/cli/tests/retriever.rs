@@ -126,6 +126,8 @@ fn killed_it_goes_on_to_the_same_bits() {
     for name in ["inversions", "avg_top1", "idx_top2", "mrr", "ndcg_10", "recall_1"] {
         assert_eq!(one[name], last[name], "{name}: {one} {last}");
     }
+    // Which loss the model was trained with its folder does not say.
+    assert!(one["kl_element_mean"].is_number() && one.get("loss").is_none(), "{one}");
     assert!(measure(1, &[])["inversions"].as_f64() >= one["inversions"].as_f64());
 }
 
@@ -172,6 +174,86 @@ fn a_teacher_gives_the_scores_that_it_would_write() {
     let flags = [&live[..], &["--teacher", other.to_str().unwrap(), "--total_steps", "4"]].concat();
     let text = failure(&corner.run("live", &flags));
     assert!(text.contains("is not that of the checkpoint"), "{text}");
+}
+
+#[test]
+fn a_question_without_passages_gets_no_other_ones_scores() {
+    let corner = Corner::new();
+    let reader = golden().join("fid_reader_t5v10/model");
+    let lines = examples(6, true);
+    let empty = "{\"question\": \"nothing was found\", \"answers\": [], \"ctxs\": []}\n";
+    let third = lines.match_indices('\n').nth(2).unwrap().0 + 1;
+    corner.place.write("full.jsonl", &lines);
+    corner.place.write("gap.jsonl", &format!("{}{empty}{}", &lines[..third], &lines[third..]));
+    let run = |name: &str, file: &str, flags: &[&str]| {
+        let data = corner.place.path(file);
+        let both = ["--loss", "both", "--total_steps", "1", "--eval_freq", "1", "--micro_batch_size", "4"];
+        let more = ["--teacher", reader.to_str().unwrap(), "--eval_data", data.to_str().unwrap()];
+        corner.run(name, &[&both[..], &more, flags].concat())
+    };
+    let distilled = run("distilled", "gap.jsonl", &[]);
+    let text = failure(&distilled);
+    assert_eq!(distilled.status.code(), Some(1), "{text}");
+    assert!(["gap.jsonl", "line 4", "a question with passages"].iter().all(|w| text.contains(w)), "{text}");
+    // Where no scores are learned it has no figures, and the others have theirs.
+    for (name, file) in [("gap", "gap.jsonl"), ("full", "full.jsonl")] {
+        let output = run(name, file, &["--kl_weight", "0"]);
+        assert!(output.status.success(), "{file}: {}", stderr(&output));
+    }
+    let of = |name: &str| evaluations(&corner.place.run_dir(name)).pop().unwrap();
+    let (gap, full) = (of("gap"), of("full"));
+    assert!(full["inversions"].is_number(), "{full}");
+    assert_eq!(gap, full);
+}
+
+#[test]
+fn other_answers_of_a_question_are_no_negatives_of_it() {
+    let corner = Corner::new();
+    corner
+        .place
+        .write("answers.jsonl", &examples(8, true).replace("\"hasanswer\":false", "\"hasanswer\":true"));
+    let data = corner.place.path("answers.jsonl");
+    let flags = ["--loss", "both", "--train_data", data.to_str().unwrap(), "--total_steps", "2"];
+    // Alone in its update a question has its positive and nothing to tell it from.
+    let alone = ["--kl_weight", "0", "--global_batch_size", "1"];
+    corner.train("alone", &[&flags[..], &alone].concat());
+    let lost: Vec<f64> = losses(&corner.place.run_dir("alone")).iter().map(|l| f64::from_bits(l.1)).collect();
+    assert!(lost.len() == 2 && lost.iter().all(|&l| l == 0.0), "{lost:?}");
+    let run = |name: &str, ranks: usize| {
+        let smoothed = [&flags[..], &["--label_smoothing", "0.1"]].concat();
+        start(&corner.place.path(""), ranks, |_| corner.command(name, &smoothed)).succeed();
+        let dir = corner.place.run_dir(name);
+        (bits(&dir, "step-2"), losses(&dir))
+    };
+    let (one, two) = (run("one", 1), run("two", 2));
+    assert_eq!(one.1, two.1);
+    assert!(one.0 == two.0, "parameters and moments differ");
+    assert!(f64::from_bits(one.1[0].1) > 0.0, "{:?}", one.1);
+}
+
+#[test]
+fn lengths_are_the_retrievers_where_none_are_given() {
+    let corner = Corner::new();
+    corner.train("first", &["--total_steps", "1"]);
+    let run = corner.place.run_dir("first");
+    let settings = std::fs::read_to_string(run.join("config.toml")).unwrap();
+    let lengths =
+        |line: &&str| ["question_maxlength", "passage_maxlength"].iter().any(|k| line.starts_with(k));
+    assert_eq!(settings.lines().filter(lengths).count(), 2, "{settings}");
+    let without: Vec<&str> = settings.lines().filter(|line| !lengths(line)).collect();
+    corner.place.write("without.toml", &without.join("\n"));
+    let (config, saved) = (corner.place.path("without.toml"), run.join("checkpoint/step-1"));
+    // The second time it goes on from what the first has saved.
+    for (steps, model) in [("1", &saved), ("2", &golden().join("fid_retriever/model"))] {
+        let words = ["train", "retriever", "--config", config.to_str().unwrap(), "--name", "second"];
+        let more = ["--total_steps", steps, "--model_path", model.to_str().unwrap()];
+        let output = tercio(&[&words[..], &more].concat()).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let path = corner.place.run_dir("second").join(format!("checkpoint/step-{steps}/config.json"));
+        let shape: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let lengths = (&shape["question_maxlength"], &shape["passage_maxlength"]);
+        assert_eq!(lengths, (&24.into(), &48.into()), "step {steps}");
+    }
 }
 
 #[test]
@@ -234,7 +316,7 @@ fn what_cannot_be_trained_is_named() {
         .place
         .write("nan.jsonl", "{\"question\": \"a\", \"ctxs\": [{\"text\": \"b\", \"score\": \"nan\"}]}\n");
     let reader = golden().join("fid_reader_t5v10/model");
-    let cases: [(&[&str], i32, &[&str]); 15] = [
+    let cases: [(&[&str], i32, &[&str]); 16] = [
         (&["--eval_data", &unscored, "--total_steps", "1"], 1, &["unscored.jsonl", "line 1", "score"]),
         (&["--n_context", "1"], 2, &["--n_context 1", "at least 2"]),
         (&["--temperature", "0"], 2, &["--temperature"]),
@@ -243,6 +325,11 @@ fn what_cannot_be_trained_is_named() {
         (&["--label_smoothing", "0.1"], 2, &["--label_smoothing", "--loss contrastive"]),
         (&["--loss", "contrastive", "--teacher", "x"], 2, &["--teacher"]),
         (&["--passage_template", "{body}"], 2, &["{text}"]),
+        (
+            &["--loss", "both", "--kl_weight", "0", "--contrastive_weight", "0"],
+            2,
+            &["--kl_weight 0", "--contrastive_weight 0"],
+        ),
         (
             &["--loss", "contrastive", "--hard_negatives", "0", "--global_batch_size", "1"],
             2,

@@ -8,7 +8,7 @@ use tercio_engine::{Arena, Device, ParamSpec};
 use super::{Retriever, RetrieverConfig, is_fid};
 use crate::encoder::EncoderHeaders;
 use crate::folder::ModelFolder;
-use crate::model_file::{KeptTensor, ModelError, save_parameters, write_json};
+use crate::model_file::{KeptTensor, ModelError, read_json, save_parameters, write_json};
 
 /// The head's parameters, as FiD's files call them.
 pub(super) const HEAD: [&str; 4] = ["proj.weight", "proj.bias", "norm.weight", "norm.bias"];
@@ -17,6 +17,18 @@ const PREFIX: &str = "model.";
 
 pub(super) fn is_head(spec: &ParamSpec) -> bool {
     HEAD.contains(&spec.name.as_str())
+}
+
+impl RetrieverConfig {
+    /// Reads a `config.json`, and whether it is FiD's retriever's or a plain encoder's.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is too long; as [`RetrieverConfig::from_json`].
+    pub fn read(path: &Path) -> Result<(RetrieverConfig, bool), ModelError> {
+        let json = read_json(path)?;
+        let wrong = |what: String| ModelError::ConfigFile { path: path.to_owned(), what };
+        Ok((RetrieverConfig::from_json(&json).map_err(wrong)?, is_fid(&json)))
+    }
 }
 
 /// A folder of which configuration and headers are read.

@@ -160,7 +160,8 @@ fn encode(
             }
             let gold = (0..o.passages).map(|k| -FALL * k as f64).collect();
             let scored = o.passages;
-            Ok(EncodedQuestion { question, passages, full, scored, gold, positive: None, taught: None })
+            let (positive, other_positives, taught) = (None, Vec::new(), None);
+            Ok(EncodedQuestion { question, passages, full, scored, gold, positive, other_positives, taught })
         })
         .collect::<Result<_, _>>()?;
     Ok(Batch { shard: RetrieverShard::new(encoded)?, rows })

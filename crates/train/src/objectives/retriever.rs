@@ -119,11 +119,12 @@ impl<D: Device> RetrieverObjective<D> {
     }
 }
 
-/// The part of a shard that all others see: questions, passages, scored passages, then each question's positive.
+/// The part of a shard that all others see: questions, passages, scored passages, then each question's positive and for each
+/// passage the question whose row it is left out of; 2^64 - 1 stands for none.
 fn counts(shard: &RetrieverShard) -> Vec<u64> {
     let head = [shard.questions, shard.passages(), shard.scored_passages()];
-    let positives = shard.positives.iter().map(|p| p.map_or(u64::MAX, |p| p as u64));
-    head.into_iter().map(|n| n as u64).chain(positives).collect()
+    let places = shard.positives.iter().chain(&shard.left_out).map(|p| p.map_or(u64::MAX, |p| p as u64));
+    head.into_iter().map(|n| n as u64).chain(places).collect()
 }
 
 impl<D: Device> Objective<D> for RetrieverObjective<D> {
@@ -201,6 +202,7 @@ impl<D: Device> Objective<D> for RetrieverObjective<D> {
             questions: update.questions,
             passages: update.passages,
             positives: update.positives,
+            left_out: update.left_out,
             scale: self.losses.scale.score,
             smoothing: self.losses.label_smoothing,
             weight: self.losses.contrastive / update.question_starts[shown.len()].max(1) as f64,
@@ -308,6 +310,7 @@ struct WholeUpdate<'a> {
     questions: Vec<&'a [f64]>,
     passages: Vec<&'a [f64]>,
     positives: Vec<usize>,
+    left_out: Vec<Option<usize>>,
     /// Of each shard and the end.
     question_starts: Vec<usize>,
     passage_starts: Vec<usize>,
@@ -321,21 +324,35 @@ impl<'a> WholeUpdate<'a> {
             questions: Vec::new(),
             passages: Vec::new(),
             positives: Vec::new(),
+            left_out: Vec::new(),
             question_starts: vec![0],
             passage_starts: vec![0],
             scored: 0,
         };
         for Shown { counts, values } in shown {
-            let (&[questions, passages, scored], positives) = counts.split_first_chunk::<3>()?;
+            let (&[questions, passages, scored], places) = counts.split_first_chunk::<3>()?;
             let (questions, passages) = (usize::try_from(questions).ok()?, usize::try_from(passages).ok()?);
             let mut vectors = values.chunks_exact(width);
-            if positives.len() != questions || vectors.len() != questions.checked_add(passages)? {
+            let sequences = questions.checked_add(passages)?;
+            if places.len() != sequences || vectors.len() != sequences {
                 return None;
             }
-            let first = update.passages.len();
+            let (positives, left_out) = places.split_at(questions);
+            let (first_question, first) = (update.questions.len(), update.passages.len());
             for &p in positives {
                 let place = usize::try_from(p).ok().filter(|&p| p < passages)?;
                 update.positives.push(first + place);
+            }
+            for (p, &question) in left_out.iter().enumerate() {
+                let question = match question {
+                    u64::MAX => None,
+                    q => Some(usize::try_from(q).ok().filter(|&q| q < questions)?),
+                };
+                // A row always has its positive.
+                if question.is_some_and(|q| positives[q] == p as u64) {
+                    return None;
+                }
+                update.left_out.push(question.map(|q| first_question + q));
             }
             update.questions.extend(vectors.by_ref().take(questions));
             update.passages.extend(vectors);

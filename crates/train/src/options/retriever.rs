@@ -109,12 +109,16 @@ pub struct RetrieverModelOptions {
     /// No projection after the encoder: vectors are as wide as its states
     #[arg(long, env = "TERCIO_NO_PROJECTION")]
     pub no_projection: bool,
-    /// Tokens of a question at most, its special tokens counted
-    #[arg(long, env = "TERCIO_QUESTION_MAXLENGTH", default_value_t = 40)]
-    pub question_maxlength: usize,
-    /// Tokens of "title + passage" at most, special tokens counted
-    #[arg(long, env = "TERCIO_PASSAGE_MAXLENGTH", default_value_t = 200)]
-    pub passage_maxlength: usize,
+    /// Tokens of a question at most, its special tokens counted; default: what the retriever in --model_path has, 40 for a
+    /// plain encoder
+    #[arg(long, env = "TERCIO_QUESTION_MAXLENGTH")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub question_maxlength: Option<usize>,
+    /// Tokens of "title + passage" at most, special tokens counted; default: what the retriever in --model_path has, 200 for
+    /// a plain encoder
+    #[arg(long, env = "TERCIO_PASSAGE_MAXLENGTH")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passage_maxlength: Option<usize>,
     /// Pad questions to their maximum, and let the padding count as text
     #[arg(long, env = "TERCIO_NO_QUESTION_MASK")]
     pub no_question_mask: bool,
@@ -203,9 +207,10 @@ impl TaskOptions for RetrieverModelOptions {
         let lengths = [
             ("question_maxlength", self.question_maxlength),
             ("passage_maxlength", self.passage_maxlength),
-            ("teacher_text_maxlength", self.teacher_text_maxlength),
+            ("teacher_text_maxlength", Some(self.teacher_text_maxlength)),
         ];
-        if let Some((flag, n)) = lengths.iter().find(|(_, n)| !(1..=MOST_TEXT_TOKENS).contains(n)) {
+        let lengths = lengths.into_iter().filter_map(|(flag, n)| Some((flag, n?)));
+        if let Some((flag, n)) = lengths.into_iter().find(|(_, n)| !(1..=MOST_TEXT_TOKENS).contains(n)) {
             return Err(format!("--{flag} {n}: expected 1 to {MOST_TEXT_TOKENS}"));
         }
         if let Some(n) = self.indexing_dimension.filter(|n| !(1..=MOST_DIMENSIONS).contains(n)) {
@@ -223,6 +228,11 @@ impl TaskOptions for RetrieverModelOptions {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(format!("--{flag} must be a number of at least 0, is {value}"));
             }
+        }
+        if self.loss == RetrieverLoss::Both && self.kl_weight == 0.0 && self.contrastive_weight == 0.0 {
+            return Err("--kl_weight 0 --contrastive_weight 0: --loss both would learn nothing; give one of them a weight \
+                        above 0"
+                .into());
         }
         let counts = [
             ("n_context", self.n_context),

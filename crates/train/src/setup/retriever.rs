@@ -96,9 +96,15 @@ impl<D: RankDevice> Task<D> for RetrieverModelOptions {
             (true, true) => of,
             (true, false) => 1.0,
         };
-        let lengths = (Some(o.question_maxlength), Some(o.passage_maxlength));
+        // Lengths are settled in the model's configuration.
+        let encoding = encoding(&model, &o.text, (None, None))?;
+        tracing::info!(
+            "questions have at most {} tokens, passages {}",
+            encoding.question_maxlength,
+            encoding.passage_maxlength
+        );
         let objective = RetrieverObjective {
-            encoding: encoding(&model, &o.text, lengths)?,
+            encoding,
             choice: PassageChoice {
                 scored: if o.distils() { o.n_context } else { 0 },
                 live: teacher.is_some(),
@@ -193,10 +199,7 @@ fn initial_model<D: Device>(
         }
         let (config, own, folder) = match &o.model_config {
             Some(path) => {
-                let json = read_config(path)?;
-                let config = RetrieverConfig::from_json(&json)
-                    .map_err(|what| TrainError::Unusable(format!("{}: {what}", path.display())))?;
-                let own = json.contains_key("projection") || json.contains_key("indexing_dimension");
+                let (config, own) = RetrieverConfig::read(path)?;
                 (config, own, path.parent())
             }
             None => (RetrieverConfig::new(EncoderConfig::Bert(BertConfig::base())), false, None),
@@ -225,14 +228,6 @@ fn initial_model<D: Device>(
     let tokenizer = Tokenizer::load(o.tokenizer.as_deref().unwrap_or(folder.path()))?;
     let loaded = from_headers(options, RetrieverHeaders::read(&folder)?, device)?;
     Ok((loaded, tokenizer))
-}
-
-fn read_config(path: &Path) -> Result<Map<String, Value>, TrainError> {
-    let bytes = std::fs::read(path)
-        .map_err(|source| TrainError::Read { path: path.display().to_string(), source })?;
-    serde_json::from_slice(&bytes).map_err(|e| {
-        TrainError::Unusable(format!("{}: expected the JSON object of a model's shape: {e}", path.display()))
-    })
 }
 
 fn from_headers<D: Device>(
@@ -289,7 +284,8 @@ fn settle(
     }
     config.apply_question_mask &= !o.no_question_mask;
     config.apply_passage_mask &= !o.no_passage_mask;
-    (config.question_maxlength, config.passage_maxlength) = (o.question_maxlength, o.passage_maxlength);
+    config.question_maxlength = o.question_maxlength.unwrap_or(config.question_maxlength);
+    config.passage_maxlength = o.passage_maxlength.unwrap_or(config.passage_maxlength);
     if let Some(p) = options.optim.dropout {
         config.encoder.set_dropout(p);
     }

@@ -1,10 +1,11 @@
 //! A retriever's examples as token ids, and a shard of them: questions and passages in one packed row, what a teacher
 //! says of the passages, and which of them is the positive.
 
-use tercio_data::retrieval::ContrastiveChoice;
+use tercio_data::retrieval::{ContrastiveChoice, Relevance};
 use tercio_data::template::TextTemplate;
 use tercio_data::{
-    EncodedExample, PackedReaderBatch, Passage, Question, ReaderEncoding, RetrievalExample, Tokenizer,
+    DataError, EncodedExample, PackedReaderBatch, Passage, Question, ReaderEncoding, RetrievalExample,
+    Tokenizer,
 };
 use tercio_engine::Span;
 
@@ -77,6 +78,14 @@ pub struct Chosen<'a> {
     pub gold: Vec<f64>,
     /// Place of the positive among `passages`.
     pub positive: Option<usize>,
+    /// Places of others that answer the question too: no negatives of it.
+    pub other_positives: Vec<usize>,
+}
+
+/// What is wrong with an example that has no passages for a live teacher.
+pub(super) fn nothing_to_score(example: &RetrievalExample) -> DataError {
+    let hint = "the teacher scores the passages of a question; leave the item out";
+    example.place.error("a question with passages", "none", hint)
 }
 
 impl PassageChoice {
@@ -90,12 +99,17 @@ impl PassageChoice {
         seed: u64,
         epoch: u64,
     ) -> Result<Chosen<'a>, TrainError> {
-        let mut chosen = Chosen { passages: Vec::new(), scored: 0, gold: Vec::new(), positive: None };
+        let mut chosen = Chosen {
+            passages: Vec::new(),
+            scored: 0,
+            gold: Vec::new(),
+            positive: None,
+            other_positives: Vec::new(),
+        };
         if self.scored > 0 && self.live {
             chosen.passages = example.passages.iter().take(self.scored).map(|p| &p.passage).collect();
             if chosen.passages.is_empty() {
-                let hint = "the teacher scores the passages of a question; leave the item out";
-                return Err(example.place.error("a question with passages", "none", hint).into());
+                return Err(nothing_to_score(example).into());
             }
         } else if self.scored > 0 {
             (chosen.passages, chosen.gold) = example.scored(self.scored)?.into_iter().unzip();
@@ -111,6 +125,10 @@ impl PassageChoice {
                 chosen.positive = Some(known.unwrap_or(chosen.passages.len() - 1));
             }
         }
+        // The scored passages are the example's first ones, whatever they are.
+        let answers = |&i: &usize| example.passages[i].relevance == Relevance::Positive;
+        let others = (0..chosen.scored).filter(answers).filter(|&i| Some(i) != chosen.positive);
+        chosen.other_positives = others.collect();
         Ok(chosen)
     }
 }
@@ -130,6 +148,8 @@ pub struct EncodedQuestion {
     pub gold: Vec<f64>,
     /// Place of the positive among the passages.
     pub positive: Option<usize>,
+    /// Places of the others that answer the question too.
+    pub other_positives: Vec<usize>,
     /// What a live teacher reads.
     pub taught: Option<EncodedExample>,
 }
@@ -169,7 +189,8 @@ impl EncodedQuestion {
             _ => None,
         };
         let (scored, gold, positive) = (chosen.scored, chosen.gold.clone(), chosen.positive);
-        Ok(EncodedQuestion { question, passages, full, scored, gold, positive, taught })
+        let other_positives = chosen.other_positives.clone();
+        Ok(EncodedQuestion { question, passages, full, scored, gold, positive, other_positives, taught })
     }
 }
 
@@ -199,6 +220,8 @@ pub struct RetrieverShard {
     pub gold: Vec<Vec<f64>>,
     /// Place of each question's positive in the list of passages.
     pub positives: Vec<Option<usize>>,
+    /// For each passage the question that it answers without being its positive: no negative of that one.
+    pub left_out: Vec<Option<usize>>,
     /// Sequences that reach their maximum.
     pub full: u64,
     /// What a live teacher reads.
@@ -233,12 +256,14 @@ impl RetrieverShard {
             shard.spans.push(Span { start: place(start)?, end: place(shard.ids.len())? });
         }
         let mut taught = Vec::new();
-        for e in examples {
+        for (question, e) in examples.into_iter().enumerate() {
             let first = *shard.passage_offsets.last().expect("it begins with one");
             shard.passage_offsets.push(first + e.passages.len());
             shard.scored.push(e.scored);
             shard.gold.push(e.gold);
             shard.positives.push(e.positive.map(|p| first + p));
+            shard.left_out.resize(first + e.passages.len(), None);
+            e.other_positives.iter().for_each(|&p| shard.left_out[first + p] = Some(question));
             shard.full += e.full;
             taught.extend(e.taught);
         }

@@ -8,7 +8,7 @@ use tercio_data::{RetrievalExample, RetrievalExamples, Tokenizer};
 use tercio_engine::{Arena, Device, Tape};
 use tercio_models::retriever::Retriever;
 
-use super::batch::{Chosen, EncodedQuestion, RetrieverEncoding, RetrieverShard};
+use super::batch::{Chosen, EncodedQuestion, RetrieverEncoding, RetrieverShard, nothing_to_score};
 use super::loss::{divergence, dot};
 use super::measure::{self, QuestionFigures, Tally, compare_orders, rank_positives};
 use super::{RetrieverLosses, RetrieverObjective, Teacher};
@@ -140,6 +140,9 @@ impl<D: Device> Ranker<'_, D> {
     fn encode<'e>(&self, example: &'e RetrievalExample) -> Result<(EncodedQuestion, Asked<'e>), TrainError> {
         let n = example.passages.len().min(self.n_context);
         let live = self.teacher.is_some();
+        if live && n == 0 && self.needs_scores {
+            return Err(nothing_to_score(example).into());
+        }
         let all_scored = n > 0 && example.passages.iter().all(|p| p.passage.score.is_some());
         // A distilled retriever is compared with scores: an example without them is named.
         let gold = match self.needs_scores && !live || all_scored {
@@ -151,6 +154,7 @@ impl<D: Device> Ranker<'_, D> {
             scored: if live { n } else { gold.len() },
             gold,
             positive: None,
+            other_positives: Vec::new(),
         };
         let teacher = self.teacher.map(|t| (&t.encoding, &t.tokenizer));
         let encoded = EncodedQuestion::new(example, &chosen, (self.encoding, self.tokenizer), teacher)?;

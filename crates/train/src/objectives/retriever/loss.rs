@@ -98,9 +98,11 @@ pub struct Pool<'a> {
     pub passages: Vec<&'a [f64]>,
     /// For each question the place of its positive in `passages`.
     pub positives: Vec<usize>,
+    /// For each passage the question whose row it is left out of: it answers that one without being its positive.
+    pub left_out: Vec<Option<usize>>,
     /// Factor of an inner product.
     pub scale: f64,
-    /// Share of the target that is spread over all passages.
+    /// Share of a question's target that is spread over all passages of its row.
     pub smoothing: f64,
     /// Weight of a question's loss.
     pub weight: f64,
@@ -117,37 +119,55 @@ pub struct QuestionLoss {
 }
 
 impl Pool<'_> {
-    fn target(&self, question: usize, passage: usize) -> f64 {
-        let even = self.smoothing / self.passages.len() as f64;
+    /// Passages in each question's row.
+    fn row_sizes(&self) -> Vec<usize> {
+        let mut sizes = vec![self.passages.len(); self.questions.len()];
+        self.left_out.iter().flatten().for_each(|&q| sizes[q] -= 1);
+        sizes
+    }
+    fn target(&self, question: usize, passage: usize, row_size: usize) -> f64 {
+        let even = self.smoothing / row_size as f64;
         if self.positives[question] == passage { 1.0 - self.smoothing + even } else { even }
     }
-    /// Loss and gradient of each question in `own`, over all passages in their order.
+    /// Loss and gradient of each question in `own`, over the passages of its row in their order.
     pub fn questions(&self, own: Range<usize>) -> Vec<QuestionLoss> {
+        let sizes = self.row_sizes();
         let of = |q: usize| {
             let vector = self.questions[q];
-            let scores: Vec<f64> = self.passages.iter().map(|p| dot(vector, p) * self.scale).collect();
+            let row: Vec<usize> = (0..self.passages.len()).filter(|&p| self.left_out[p] != Some(q)).collect();
+            let scores: Vec<f64> = row.iter().map(|&p| dot(vector, self.passages[p]) * self.scale).collect();
             let normalizer = log_sum_exp(&scores);
             let mut gradient = vec![0.0; vector.len()];
             let mut loss = 0.0;
-            for (j, (score, passage)) in scores.iter().zip(&self.passages).enumerate() {
-                let (log, target) = (score - normalizer, self.target(q, j));
+            for (&p, score) in row.iter().zip(&scores) {
+                let (log, target) = (score - normalizer, self.target(q, p, sizes[q]));
                 if target > 0.0 {
                     loss -= self.weight * target * log;
                 }
-                add_scaled(&mut gradient, self.weight * (libm::exp(log) - target) * self.scale, passage);
+                add_scaled(
+                    &mut gradient,
+                    self.weight * (libm::exp(log) - target) * self.scale,
+                    self.passages[p],
+                );
             }
             QuestionLoss { loss, normalizer, gradient }
         };
         own.into_par_iter().map(of).collect()
     }
-    /// Gradient of each passage in `own`, over all questions in their order; `normalizers` are the questions'.
+    /// Gradient of each passage in `own`, over the questions whose row has it, in their order; `normalizers` are the questions'.
     pub fn passages(&self, own: Range<usize>, normalizers: &[f64]) -> Vec<Vec<f64>> {
+        let sizes = self.row_sizes();
         let of = |p: usize| {
             let vector = self.passages[p];
             let mut gradient = vec![0.0; vector.len()];
-            for (q, (question, normalizer)) in self.questions.iter().zip(normalizers).enumerate() {
+            let rows = self.questions.iter().zip(normalizers).enumerate();
+            for (q, (question, normalizer)) in rows.filter(|(q, _)| self.left_out[p] != Some(*q)) {
                 let share = libm::exp(dot(question, vector) * self.scale - normalizer);
-                add_scaled(&mut gradient, self.weight * (share - self.target(q, p)) * self.scale, question);
+                add_scaled(
+                    &mut gradient,
+                    self.weight * (share - self.target(q, p, sizes[q])) * self.scale,
+                    question,
+                );
             }
             gradient
         };
@@ -206,13 +226,17 @@ mod tests {
     fn contrast_has_the_slopes_of_its_loss() {
         let (width, questions, passages) = (5, 3, 7);
         let all = vector(3, width * (questions + passages));
-        for smoothing in [0.0, 0.3] {
+        let nobody = [None; 7];
+        // Passage 1 answers the question 0, 5 and 6 the question 2.
+        let some = [None, Some(0), None, None, None, Some(2), Some(2)];
+        for (smoothing, left_out) in [(0.0, nobody), (0.3, nobody), (0.0, some), (0.3, some)] {
             let run = |all: &[f64]| {
                 let (q, p) = all.split_at(width * questions);
                 let pool = Pool {
                     questions: q.chunks_exact(width).collect(),
                     passages: p.chunks_exact(width).collect(),
                     positives: vec![0, 4, 2],
+                    left_out: left_out.to_vec(),
                     scale: 1.3,
                     smoothing,
                     weight: 0.5,
@@ -228,6 +252,25 @@ mod tests {
             assert!(loss > 0.0);
             assert_alike(&gradients, &slopes(&all, |x| run(x).0), &format!("smoothing {smoothing}"));
         }
+    }
+
+    #[test]
+    fn what_answers_a_question_is_no_negative_of_it() {
+        let pool = |left_out: &[Option<usize>], positives: &[usize], smoothing: f64| {
+            let passages: Vec<&[f64]> = [&[1.0, 0.0], &[5.0, 1.0], &[0.0, 1.0]].map(|p| &p[..]).to_vec();
+            let questions: Vec<&[f64]> = [&[1.0, 0.5], &[0.5, -1.0]].map(|q| &q[..]).to_vec();
+            let (left_out, positives) = (left_out.to_vec(), positives.to_vec());
+            let pool = Pool { questions, passages, positives, left_out, scale: 1.0, smoothing, weight: 1.0 };
+            pool.questions(0..2).iter().map(|row| row.loss).collect::<Vec<f64>>()
+        };
+        let all = pool(&[None, None, None], &[0, 2], 0.0);
+        let without = pool(&[None, Some(0), None], &[0, 2], 0.0);
+        // Of the scores 1, 5.5, 0.5 the second is out; the other question still has it.
+        assert!((without[0] - libm::log1p(libm::exp(-0.5))).abs() < 1e-12, "{without:?}");
+        assert_eq!((without[1], without[0] < all[0]), (all[1], true));
+        // A smoothed target is of the row, whose shares are 1 in all.
+        let smoothed = pool(&[None, Some(0), None], &[0, 2], 0.5);
+        assert!((smoothed[0] - without[0] - 0.25 * 0.5).abs() < 1e-12, "{smoothed:?}");
     }
 
     #[test]

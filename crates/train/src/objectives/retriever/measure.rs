@@ -28,6 +28,10 @@ pub const NAMES: [&str; 14] = [
     "recall_100",
 ];
 
+/// What the first figure is called where it is the divergence from the file's scores alone, at temperature 1 and over the
+/// number of passages: of a model whose own loss nobody has said.
+pub const KL_ELEMENT_MEAN: &str = "kl_element_mean";
+
 /// What one question gives; `None` where it has no such figure.
 pub type QuestionFigures = [Option<f64>; NAMES.len()];
 
@@ -124,7 +128,7 @@ pub fn read(bytes: &[u8]) -> Option<Vec<QuestionFigures>> {
 /// The figures as a person reads them: losses and counts as they are, shares in percent, as FiD's line has them.
 pub fn text(figures: &[(&'static str, f64)]) -> String {
     let shown = figures.iter().map(|(name, v)| match *name {
-        "loss" => format!("loss {v:.6}"),
+        "loss" | KL_ELEMENT_MEAN => format!("{name} {v:.6}"),
         name if name == "inversions" || name.starts_with("idx") => format!("{name} {v:.1}"),
         name => format!("{name} {:.1}", 100.0 * v),
     });

@@ -1,12 +1,12 @@
 //! A live teacher: a reader whose cross-attention scores of the passages are what the retriever learns, computed in the
 //! first pass of every update instead of read from a file.
 
-use sha2::{Digest, Sha256};
 use tercio_data::{PackedReaderBatch, ReaderEncoding, Tokenizer};
 use tercio_engine::{Arena, Device};
 use tercio_models::t5::{Decoding, T5};
 
 use super::batch::RetrieverShard;
+use crate::embed::model_fingerprint;
 use crate::error::TrainError;
 use crate::predict::Predictor;
 
@@ -23,7 +23,7 @@ pub struct Teacher<D: Device> {
     pub tokenizer: Tokenizer,
     /// How its inputs are made; the number of passages is each question's own.
     pub encoding: ReaderEncoding,
-    /// SHA-256 of its values.
+    /// What tells it from other readers: its values and its tokenizer.
     pub fingerprint: String,
 }
 
@@ -36,12 +36,7 @@ impl<D: Device> Teacher<D> {
         tokenizer: Tokenizer,
         encoding: ReaderEncoding,
     ) -> Teacher<D> {
-        let mut sum = Sha256::new();
-        for spec in model.layout().specs() {
-            let values = device.read(parameters.view(spec.place));
-            values.iter().for_each(|v| sum.update(v.to_le_bytes()));
-        }
-        let fingerprint = sum.finalize().iter().map(|b| format!("{b:02x}")).collect();
+        let fingerprint = model_fingerprint(device, model.layout(), &parameters, &tokenizer, "");
         Teacher { model, parameters, tokenizer, encoding, fingerprint }
     }
     /// Scores of the passages of each question in a packed batch.
@@ -64,17 +59,22 @@ impl<D: Device> Teacher<D> {
         let of = |scores: Option<Vec<f32>>| scores.into_iter().flatten().map(f64::from).collect();
         Ok(answers.into_iter().map(|a| of(a.scores)).collect())
     }
-    /// Gives a shard its scores.
+    /// Gives the questions of a shard their scores; those without passages to score keep none.
     ///
     /// # Errors
     /// As [`Teacher::scores`]; a score that is no number.
     pub(super) fn score(&self, device: &D, shard: &mut RetrieverShard) -> Result<(), TrainError> {
         let Some(taught) = &shard.taught else { return Ok(()) };
-        shard.gold = self.scores(device, taught)?;
-        if shard.gold.iter().flatten().any(|s| !s.is_finite()) {
+        let scores = self.scores(device, taught)?;
+        if scores.iter().flatten().any(|s| !s.is_finite()) {
             return Err(TrainError::Unusable(
                 "the teacher gives scores that are no numbers; its weights are damaged or its values overflow".into(),
             ));
+        }
+        // Only questions with passages to score are among those that the teacher has read.
+        let read = shard.gold.iter_mut().zip(&shard.scored).filter(|(_, scored)| **scored > 0);
+        for ((gold, _), scores) in read.zip(scores) {
+            *gold = scores;
         }
         Ok(())
     }
