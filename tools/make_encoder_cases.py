@@ -68,7 +68,9 @@ def record(name, model, bare, types=False, change=None):
         kinds.append(kind[0].tolist())
         states.append(hidden.flatten().tolist())
     loss.backward()
-    norms = {n: p.grad.norm().item() for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    norms = {n: g.norm().item() for n, g in gradients.items()}
+    save_file(gradients, folder / "gradients.safetensors")
     expected = {
         "transformers": transformers.__version__, "ids": ids, "token_types": kinds if types else None, "states": states,
         "loss": loss.item(), "gradient_norms": norms,

@@ -10,6 +10,7 @@ use tercio_engine::{Activation, Arena, Cpu, Device, Draw, Span, Tape, Tensor};
 use tercio_models::bert::{BertConfig, BertFamily};
 use tercio_models::encoder::{EncoderConfig, LoadedEncoder};
 use tercio_models::folder::ModelFolder;
+use tercio_models::weights::WeightsReader;
 
 fn cases() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders");
@@ -89,11 +90,21 @@ fn states_and_gradients_are_those_of_hugging_face() {
         let want = lists(&expected["states"], |v| v.as_f64().unwrap()).concat();
         assert_close(&states, &want, &format!("{name}: states"));
         let norms = expected["gradient_norms"].as_object().unwrap();
+        let theirs = WeightsReader::open(&case.join("gradients.safetensors")).unwrap();
         for spec in loaded.layout.specs() {
             let gradient = device.read_f64(gradients.view(spec.place));
             let norm = gradient.iter().map(|v| v * v).sum::<f64>().sqrt();
             let what = format!("{name}: gradient of {}", spec.name);
             assert_close(&[norm], &[norms[&spec.name].as_f64().unwrap()], &what);
+            let want = theirs.read(&spec.name).unwrap();
+            assert_eq!(gradient.len(), want.len(), "{what}");
+            // Sums of f32: an element may be small beside what was added up for it.
+            let slack = 1e-5 * want.iter().fold(1f64, |most, v| most.max(f64::from(v.abs())));
+            for (i, (found, want)) in gradient.iter().zip(want).enumerate() {
+                let want = f64::from(want);
+                let close = (found - want).abs() <= 1e-4 * want.abs() + slack;
+                assert!(close, "{what}[{i}]: expected {want}, found {found}");
+            }
         }
         assert_eq!(loaded.layout.specs().len(), norms.len(), "{name}");
     }
