@@ -55,10 +55,11 @@ pub fn bench_retriever<D: RankDevice>(
     cache: &Path,
 ) -> Result<BenchReport, TrainError> {
     let o = options;
+    let bert = BertConfig::base();
     let config = RetrieverConfig {
         question_maxlength: o.question_maxlength,
         passage_maxlength: o.passage_maxlength,
-        ..RetrieverConfig::new(EncoderConfig::Bert(BertConfig::base()))
+        ..RetrieverConfig::new(EncoderConfig::Bert(bert.clone()))
     };
     let (ids, rows) = (tokenizer.vocab_size(), config.encoder.vocab_size());
     if ids > rows {
@@ -115,7 +116,9 @@ pub fn bench_retriever<D: RankDevice>(
         passages: o.passages,
         tokens: timed().map(|shard| shard.ids.len() as f64).sum(),
         places: steps as f64 * padded as f64,
-        flops: timed().map(|shard| step_flops(&config, &shard.spans, o.settings.recompute)).sum(),
+        flops: timed()
+            .map(|shard| step_flops(&bert, config.dimension(), &shard.spans, o.settings.recompute))
+            .sum(),
         times,
         losses,
         peak,
@@ -124,10 +127,10 @@ pub fn bench_retriever<D: RankDevice>(
 }
 
 /// Operations of a step's matrix products: a backward pass takes twice the forward's, recomputing the encoder's once more.
-fn step_flops(config: &RetrieverConfig, spans: &[Span], recompute: bool) -> f64 {
-    let encoder: f64 = spans.iter().map(|s| encoder_flops(&config.encoder, 1, s.len())).sum();
+fn step_flops(bert: &BertConfig, dimension: usize, spans: &[Span], recompute: bool) -> f64 {
+    let encoder: f64 = spans.iter().map(|s| encoder_flops(bert, 1, s.len())).sum();
     let tokens: usize = spans.iter().map(Span::len).sum();
-    let head = 2.0 * tokens as f64 * config.encoder.width() as f64 * config.dimension() as f64;
+    let head = 2.0 * tokens as f64 * bert.hidden_size as f64 * dimension as f64;
     3.0 * (encoder + head) + if recompute { encoder } else { 0.0 }
 }
 
