@@ -182,9 +182,9 @@ fn a_question_without_passages_gets_no_other_ones_scores() {
     let reader = golden().join("fid_reader_t5v10/model");
     let lines = examples(6, true);
     let empty = "{\"question\": \"nothing was found\", \"answers\": [], \"ctxs\": []}\n";
-    let third = lines.match_indices('\n').nth(2).unwrap().0 + 1;
+    let second = lines.find('\n').unwrap() + 1;
     corner.place.write("full.jsonl", &lines);
-    corner.place.write("gap.jsonl", &format!("{}{empty}{}", &lines[..third], &lines[third..]));
+    corner.place.write("gap.jsonl", &format!("{}{empty}{}", &lines[..second], &lines[second..]));
     let run = |name: &str, file: &str, flags: &[&str]| {
         let data = corner.place.path(file);
         let both = ["--loss", "both", "--total_steps", "1", "--eval_freq", "1", "--micro_batch_size", "4"];
@@ -194,7 +194,7 @@ fn a_question_without_passages_gets_no_other_ones_scores() {
     let distilled = run("distilled", "gap.jsonl", &[]);
     let text = failure(&distilled);
     assert_eq!(distilled.status.code(), Some(1), "{text}");
-    assert!(["gap.jsonl", "line 4", "a question with passages"].iter().all(|w| text.contains(w)), "{text}");
+    assert!(["gap.jsonl", "line 2", "a question with passages"].iter().all(|w| text.contains(w)), "{text}");
     // Where no scores are learned it has no figures, and the others have theirs.
     for (name, file) in [("gap", "gap.jsonl"), ("full", "full.jsonl")] {
         let output = run(name, file, &["--kl_weight", "0"]);
