@@ -36,8 +36,25 @@ impl Place {
         let model = golden().join("fid_retriever/model");
         let mut command = tercio(&["embed", "--threads", "1", "--model_path", model.to_str().unwrap()]);
         command.args(["--passages", &self.text("passages.tsv"), "--output", &self.text(output)]);
-        command.args(["--passages_per_shard", "300"]).args(flags);
+        // Five windows a shard, so that several ranks have work.
+        command.args(["--passages_per_shard", "300", "--window", "64"]).args(flags);
         command
+    }
+    /// The stored retriever with other values in its config.json.
+    fn model(&self, name: &str, fields: &[(&str, Value)]) -> String {
+        let other = self.path(name);
+        std::fs::create_dir(&other).unwrap();
+        for entry in std::fs::read_dir(golden().join("fid_retriever/model")).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), other.join(entry.file_name())).unwrap();
+        }
+        let path = other.join("config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        for (field, value) in fields {
+            config[*field] = value.clone();
+        }
+        std::fs::write(&path, config.to_string()).unwrap();
+        self.text(name)
     }
     /// Names and bytes of a folder's files of vectors and ids, and the manifest.
     fn files(&self, output: &str) -> Vec<(String, Vec<u8>)> {
@@ -159,7 +176,12 @@ fn ranks_parts_and_restarts_give_the_same_files() {
     // Ranks.
     for ranks in [2, 3] {
         let name = format!("ranks-{ranks}");
-        ranks_support::start(&place.path(""), ranks, |_| place.embed(&name, &[])).succeed();
+        let report =
+            ranks_support::start(&place.path(""), ranks, |_| place.embed(&name, &["--json"])).succeed();
+        let report: Value = serde_json::from_str(&report).unwrap();
+        let tokens: Vec<u64> = serde_json::from_value(report["rank_tokens"].clone()).unwrap();
+        assert!(tokens.len() == ranks && tokens.iter().all(|&n| n > 1000), "{ranks} ranks: {tokens:?}");
+        assert_eq!(json!(tokens.iter().sum::<u64>()), report["tokens"]);
         assert_eq!(place.files(&name), want, "{ranks} ranks");
     }
     // Parts: the second one completes the set.
@@ -206,20 +228,15 @@ fn what_does_not_fit_is_refused_by_name() {
     refused(&[], "another dtype: f16 there, f32 here");
     refused(&["--dtype", "f16", "--no_title"], "another template");
     refused(&["--dtype", "f16", "--bf16"], "another precision: f32 there, bf16 here");
+    refused(&["--dtype", "f16", "--batch_tokens", "100"], "another batch_tokens: 8192 there, 100 here");
+    refused(
+        &["--dtype", "f16", "--per_gpu_batch_size", "9"],
+        "another per_gpu_batch_size: 128 there, 9 here",
+    );
+    refused(&["--dtype", "f16", "--window", "65"], "another window: 64 there, 65 here");
     // Another model: the same weights, another pooling.
-    let other = place.path("other");
-    std::fs::create_dir(&other).unwrap();
-    for entry in std::fs::read_dir(golden().join("fid_retriever/model")).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), other.join(entry.file_name())).unwrap();
-    }
-    let config = std::fs::read_to_string(other.join("config.json")).unwrap();
-    std::fs::write(
-        other.join("config.json"),
-        config.replace("\"extract_cls\": false", "\"extract_cls\": true"),
-    )
-    .unwrap();
-    refused(&["--dtype", "f16", "--model_path", other.to_str().unwrap()], "another model: ");
+    let other = place.model("other", &[("extract_cls", json!(true))]);
+    refused(&["--dtype", "f16", "--model_path", &other], "another model: ");
     let good = collection(20);
     place.write("passages.tsv", &(good.clone() + "21\tonly two\n"));
     let error = failure(&run(&mut place.embed("new", &[])));
@@ -241,6 +258,51 @@ fn what_does_not_fit_is_refused_by_name() {
 }
 
 #[test]
+fn a_retriever_gets_the_texts_that_it_was_trained_with() {
+    let place = Place::new();
+    place.write("passages.tsv", &collection(5));
+    let fields = [("passage_template", json!("{title} {text}")), ("question_template", json!("{question}?"))];
+    let own = place.model("own", &fields);
+    succeed(&mut place.embed("stored", &["--model_path", &own]));
+    succeed(&mut place.embed("named", &["--template", "{title} {text}"]));
+    succeed(&mut place.embed("fids", &[]));
+    let open = |name: &str| Vectors::open(&place.path(name)).unwrap();
+    assert_eq!(open("stored").settings().template, "{title} {text}");
+    assert_eq!(all_rows(&open("stored")), all_rows(&open("named")));
+    assert_ne!(all_rows(&open("stored")), all_rows(&open("fids")));
+    let questions = place.write("q.jsonl", "{\"question\": \"who\"}\n");
+    let output = place.text("q");
+    succeed(&mut tercio(&["embed", "--model_path", &own, "--questions", &questions, "--output", &output]));
+    assert_eq!(open("q").settings().template, "{question}?");
+    let error = failure(&run(&mut place.embed("x", &["--model_path", &own, "--no_title"])));
+    assert!(error.contains("was trained with passages as"), "{error}");
+    let wrong = place.model("wrong", &[("passage_template", json!("{question}"))]);
+    let error = failure(&run(&mut place.embed("x", &["--model_path", &wrong])));
+    assert!(error.contains("`passage_template` of the model's config.json: expected a place for"), "{error}");
+}
+
+#[test]
+fn other_instructions_than_those_of_finished_shards_are_said() {
+    let place = Place::new();
+    place.write("passages.tsv", &collection(400));
+    succeed(&mut place.embed("vectors", &[]));
+    let again = || {
+        for name in ["shard-00001.json", "manifest.json"] {
+            std::fs::remove_file(place.path("vectors").join(name)).unwrap();
+        }
+        stderr(&succeed(&mut place.embed("vectors", &[])))
+    };
+    let said = again();
+    assert!(!said.contains("was computed with"), "{said}");
+    let path = place.path("vectors").join("shard-00000.json");
+    let mut entry: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    entry["arithmetic"] = json!("an abacus");
+    std::fs::write(&path, entry.to_string()).unwrap();
+    let said = again();
+    assert!(said.contains("shard 0 was computed with an abacus"), "{said}");
+}
+
+#[test]
 fn pickled_vectors_are_taken_over() {
     let place = Place::new();
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data/vectors");
@@ -254,9 +316,50 @@ fn pickled_vectors_are_taken_over() {
     let row = |r: usize| (0..5).map(move |c| r as f32 - c as f32 / 8.0);
     assert_eq!(all_rows(&vectors), (0..12).flat_map(|i| row(i % 6)).collect::<Vec<f32>>());
     assert_eq!(all_ids(&vectors)[6..9], ["1", "two words", "tab\there"]);
+    succeed(&mut tercio(&words));
+    // Other files, and other bytes in a file of the same name, are no part of it.
+    let swapped = ["embed", "--import", &b, &a, "--output", &output, "--passages_per_shard", "5"];
+    let error = failure(&run(&mut tercio(&swapped)));
+    assert!(error.contains("other texts: "), "{error}");
+    let copy = place.text("copy.pickle");
+    let copied = place.text("copied");
+    for (file, good) in [("fid-float16-4.pickle", true), ("fid-float32-4.pickle", false)] {
+        std::fs::copy(data.join(file), &copy).unwrap();
+        let done = run(&mut tercio(&["embed", "--import", &copy, "--output", &copied]));
+        assert_eq!(done.status.success(), good, "{file}: {}", stderr(&done));
+    }
     let bad = place.write("bad.pickle", "cos\nsystem\n.");
     let error = failure(&run(&mut tercio(&["embed", "--import", &bad, "--output", &place.text("x")])));
     assert!(error.contains("`os.system`"), "{error}");
+}
+
+#[test]
+fn imported_vectors_are_known_by_their_ids() {
+    let place = Place::new();
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data/vectors/dpr-5.pickle");
+    let vectors = place.text("vectors");
+    succeed(&mut tercio(&["embed", "--import", data.to_str().unwrap(), "--output", &vectors]));
+    // A collection has no empty ids, the stored pickle has one.
+    let path = place.path("vectors/shard-00000.ids");
+    let text = std::fs::read_to_string(&path).unwrap().replace("\"\"\n", "\"six\"\n");
+    std::fs::write(&path, text).unwrap();
+    let mut ids = all_ids(&Vectors::open(Path::new(&vectors)).unwrap());
+    let mine = |ids: &[String]| {
+        let items =
+            |of: &dyn Fn(&String) -> Value| ids.iter().map(|id| format!("{}\n", of(id))).collect::<String>();
+        let passages = items(&|id| json!({"id": id, "title": "", "text": format!("text of {id}")}));
+        let passages = place.write("passages.jsonl", &passages);
+        let asked =
+            items(&|id| json!({"id": id, "question": "q", "positive_ctxs": [{"id": id, "text": "t"}]}));
+        let (asked, output) = (place.write("q.jsonl", &asked), place.text("mined.jsonl"));
+        let mut command = tercio(&["mine", "--data", &asked, "--output", &output, "--passages", &passages]);
+        run(command.args(["--vectors", &vectors, "--question_vectors", &vectors, "--threads", "1"]))
+    };
+    let done = mine(&ids);
+    assert!(done.status.success() && stderr(&done).contains("taken for granted"), "{}", stderr(&done));
+    ids.swap(1, 2);
+    let error = failure(&mine(&ids));
+    assert!(error.contains("vector 2 has the id") && error.contains("in their order"), "{error}");
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod error;
 pub mod has_answer;
 mod index;
 mod items;
+pub mod leftovers;
 pub mod packed;
 pub mod passages;
 pub mod question;

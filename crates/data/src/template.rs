@@ -37,6 +37,9 @@ pub struct TextTemplate(String);
 
 const PLACES: [&str; 3] = ["{title}", "{text}", "{question}"];
 
+/// Title and text with nothing but a space between them.
+const JOINED: &str = "{title} {text}";
+
 impl TextTemplate {
     /// FiD's of a passage, `title: {title} context: {text}`; `no_title` leaves the first part out.
     pub fn passage(no_title: bool) -> TextTemplate {
@@ -48,8 +51,12 @@ impl TextTemplate {
         TextTemplate("question: {question}".into())
     }
 
-    /// The text of a passage.
+    /// The text of a passage. Where the template joins title and text by nothing but a space, as BEIR does, the space goes with an
+    /// empty title.
     pub fn of_passage(&self, passage: &Passage) -> String {
+        if passage.title.is_empty() && self.0.contains(JOINED) {
+            return TextTemplate(self.0.replace(JOINED, "{text}")).fill(["", &passage.text, ""]);
+        }
         self.fill([&passage.title, &passage.text, ""])
     }
 
@@ -121,6 +128,9 @@ mod tests {
         assert_eq!(TextTemplate::passage(true).of_passage(&passage), "context: b {title}");
         assert_eq!(TextTemplate::question().of_question("who?"), "question: who?");
         let own: TextTemplate = "{title} {text}!".parse().unwrap();
+        let untitled = Passage { title: String::new(), ..passage.clone() };
+        assert_eq!(own.of_passage(&untitled), "b {title}!");
+        assert_eq!(TextTemplate::passage(false).of_passage(&untitled), "title:  context: b {title}");
         assert_eq!((own.of_passage(&passage).as_str(), own.is_for_questions()), ("{text} b {title}!", false));
         for template in [TextTemplate::passage(false), TextTemplate::question()] {
             assert_eq!(template.to_string().parse::<TextTemplate>().unwrap(), template);

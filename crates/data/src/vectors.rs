@@ -55,9 +55,16 @@ pub struct VectorSettings {
     pub template: String,
     /// Most tokens of a text, special ones included; 0 where it is not known.
     pub maxlength: usize,
+    /// Most tokens of a batch; 0 where it is not known, as the two below.
+    pub batch_tokens: usize,
+    /// Most texts of a batch.
+    pub batch_texts: usize,
+    /// Texts that are sorted by length and cut into batches together. With the two above it says which texts a product has
+    /// beside each other, which on some devices reaches the last bits.
+    pub window: usize,
     /// The file of passages or questions, as it was named.
     pub source: String,
-    /// SHA-256 of its decompressed content; `None` where it is not known.
+    /// SHA-256 of its decompressed content, or of the files that were imported; `None` where it is not known.
     pub source_fingerprint: Option<String>,
     /// Rows of the whole set.
     pub count: u64,
@@ -105,7 +112,12 @@ impl VectorSettings {
             };
             return Some(format!("another model: {} there, {} here", shown(other), shown(self)));
         }
-        if self.source_fingerprint != other.source_fingerprint {
+        let same_texts = match (&self.source_fingerprint, &other.source_fingerprint) {
+            // Nothing but the names can tell.
+            (None, None) => self.source == other.source,
+            (here, there) => here == there,
+        };
+        if !same_texts {
             return Some(format!("other texts: {} there, {} here", other.source, self.source));
         }
         let fields = |s: &VectorSettings| {
@@ -118,6 +130,9 @@ impl VectorSettings {
                 ("normalized", s.normalized.to_string()),
                 ("template", format!("{:?}", s.template)),
                 ("maxlength", s.maxlength.to_string()),
+                ("batch_tokens", s.batch_tokens.to_string()),
+                ("per_gpu_batch_size", s.batch_texts.to_string()),
+                ("window", s.window.to_string()),
                 ("count", s.count.to_string()),
                 ("per_shard", s.per_shard.to_string()),
             ]

@@ -17,6 +17,9 @@ fn settings(dtype: VectorDtype) -> VectorSettings {
         normalized: false,
         template: "title: {title} context: {text}".into(),
         maxlength: 200,
+        batch_tokens: 8192,
+        batch_texts: 128,
+        window: 1024,
         source: "p.tsv".into(),
         source_fingerprint: Some("cd".repeat(32)),
         count: 5,
@@ -144,6 +147,9 @@ fn other_settings_are_refused_by_name() {
         ),
         (VectorSettings { dtype: VectorDtype::Bf16, ..base() }, &["another dtype: f32 there, bf16 here"]),
         (VectorSettings { maxlength: 100, ..base() }, &["another maxlength: 200 there"]),
+        (VectorSettings { batch_tokens: 64, ..base() }, &["another batch_tokens: 8192 there, 64 here"]),
+        (VectorSettings { batch_texts: 64, ..base() }, &["another per_gpu_batch_size: 128 there, 64 here"]),
+        (VectorSettings { window: 64, ..base() }, &["another window: 1024 there, 64 here"]),
         (VectorSettings { template: "{text}".into(), ..base() }, &["another template"]),
         (VectorSettings { per_shard: 3, ..base() }, &["another per_shard: 2 there, 3 here"]),
         (VectorSettings { per_shard: 0, ..base() }, &["`per_shard` of 1 or more"]),
@@ -154,6 +160,15 @@ fn other_settings_are_refused_by_name() {
             assert!(error.contains(part), "{error} lacks {part}");
         }
     }
+    // Without prints the names tell.
+    let dir = tempfile::tempdir().unwrap();
+    let unknown = |source: &str| {
+        let settings = VectorSettings { source_fingerprint: None, source: source.into(), ..base() };
+        VectorsFolder::open(dir.path(), settings).map_err(|e| e.to_string())
+    };
+    unknown("a").unwrap();
+    unknown("a").unwrap();
+    assert!(unknown("b").unwrap_err().contains("other texts: a there, b here"));
 }
 
 #[test]

@@ -47,6 +47,10 @@ pub struct RetrieverConfig {
     pub question_maxlength: usize,
     /// Most tokens of a passage.
     pub passage_maxlength: usize,
+    /// How the text of a question is made, with `{question}`; `None` where the folder does not say: then it is FiD's.
+    pub question_template: Option<String>,
+    /// The same for passages, with `{title}` and `{text}`.
+    pub passage_template: Option<String>,
 }
 
 impl RetrieverConfig {
@@ -61,6 +65,8 @@ impl RetrieverConfig {
             apply_passage_mask: true,
             question_maxlength: 40,
             passage_maxlength: 200,
+            question_template: None,
+            passage_template: None,
         }
     }
     /// Reads a `config.json` as FiD's retriever has it. An encoder's own, without FiD's fields, is read as one without projection
@@ -73,6 +79,7 @@ impl RetrieverConfig {
         // FiD's own defaults hold where the configuration is FiD's; released ones say everything.
         let fid = is_fid(json);
         let cls = f.boolean("extract_cls", false)?;
+        let template = |field: &str| f.get(field).map(|_| f.text(field, "").map(str::to_owned)).transpose();
         Ok(RetrieverConfig {
             indexing_dimension: f.size("indexing_dimension", Some(768))?,
             projection: f.boolean("projection", fid)?,
@@ -81,6 +88,8 @@ impl RetrieverConfig {
             apply_passage_mask: f.boolean("apply_passage_mask", !fid)?,
             question_maxlength: f.size("question_maxlength", Some(40))?,
             passage_maxlength: f.size("passage_maxlength", Some(200))?,
+            question_template: template("question_template")?,
+            passage_template: template("passage_template")?,
             encoder,
         })
     }
@@ -100,6 +109,15 @@ impl RetrieverConfig {
         set("apply_passage_mask", self.apply_passage_mask.into());
         set("question_maxlength", self.question_maxlength.into());
         set("passage_maxlength", self.passage_maxlength.into());
+        // FiD keeps fields that it does not know, and never reads them.
+        for (key, template) in
+            [("question_template", &self.question_template), ("passage_template", &self.passage_template)]
+        {
+            match template {
+                Some(template) => json.insert(key.into(), template.as_str().into()),
+                None => json.remove(key),
+            };
+        }
         json
     }
     /// Width of a text's vector.

@@ -159,11 +159,16 @@ fn a_retriever_folder_without_its_head_is_refused_and_a_plain_encoder_gets_a_ran
     let device = Cpu::new(1).unwrap();
     let mut config = RetrieverConfig::new(EncoderConfig::from_json(&json_of(BertFamily::Bert)).unwrap());
     config.indexing_dimension = 5;
+    config.passage_template = Some("{title} {text}".into());
     let folder = tempfile::tempdir().unwrap();
     LoadedRetriever::random(config.clone(), 4, &device).save(folder.path(), &device).unwrap();
     let open = |path: &Path| ModelFolder::open(path.to_str().unwrap()).unwrap();
     let again = LoadedRetriever::open(&open(folder.path()), &device).unwrap();
     assert_eq!(again.model.config, config);
+    let stored = again.model.config.to_json(&again.json);
+    assert!(stored["passage_template"] == "{title} {text}" && !stored.contains_key("question_template"));
+    let fids = RetrieverConfig { passage_template: None, ..config.clone() }.to_json(&stored);
+    assert!(!fids.contains_key("passage_template"), "a stale template stays");
     // Another dimension is another head.
     let headers = RetrieverHeaders::read(&open(folder.path())).unwrap();
     let wider = RetrieverConfig { indexing_dimension: 6, ..config.clone() };

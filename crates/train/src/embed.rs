@@ -1,7 +1,7 @@
 //! Vectors of whole collections: passages (or questions) through an encoder, by all ranks, into a folder that grows shard
 //! by shard.
 //!
-//! A shard is cut into windows of [`WINDOW`] texts; ranks take the windows in turn and rank 0 writes them in order. Within
+//! A shard is cut into windows of texts ([`TextEncoder::window`]); ranks take the windows in turn and rank 0 writes them in order. Within
 //! a window texts go by length into batches. So batches are a function of the shard alone, and memory is a window's, whatever
 //! the size of the collection.
 
@@ -25,10 +25,10 @@ mod texts;
 
 pub use fingerprint::model_fingerprint;
 pub use import::import_pickles;
-pub use model::Embedder;
+pub use model::{Embedder, stored_template};
 pub use texts::{TextSource, Texts};
 
-/// Texts that are encoded, sorted and computed together. Part of what the bits of a vector may depend on.
+/// Texts of a window where nobody says otherwise.
 pub const WINDOW: usize = 1024;
 
 /// A model with what it takes to give it texts.
@@ -47,6 +47,9 @@ pub struct TextEncoder<'a, D: Device> {
     pub batch_tokens: usize,
     /// Most texts of a batch.
     pub batch_texts: usize,
+    /// Texts that are encoded, sorted and cut into batches together, by one rank; at least 1. Part of what the bits of a vector may
+    /// depend on.
+    pub window: usize,
 }
 
 /// Vectors of some texts.
@@ -150,10 +153,12 @@ pub struct EmbedReport {
     pub finished: u64,
     /// Shards that were finished before.
     pub found: u64,
-    /// Texts that were embedded now.
+    /// Texts of the shards that were finished now.
     pub texts: u64,
     /// Their tokens.
     pub tokens: u64,
+    /// Those of them that each rank computed; empty for imported vectors.
+    pub rank_tokens: Vec<u64>,
     /// Seconds that this took.
     pub seconds: f64,
     /// Texts a second.
@@ -183,12 +188,25 @@ pub fn embed_among<D: Device>(
     progress: &mut dyn FnMut(EmbedProgress),
 ) -> Result<EmbedReport, TrainError> {
     let since = Instant::now();
+    let arithmetic = encoder.device.arithmetic();
     let mut pending = Vec::new();
     if let Some(folder) = folder {
+        let mut others = None;
         for number in shards.clone() {
-            if folder.finished(number)?.is_none() {
-                pending.push(number);
+            match folder.finished(number)? {
+                None => pending.push(number),
+                Some(entry) if entry.arithmetic != arithmetic => others = others.or(Some(entry)),
+                Some(_) => {}
             }
+        }
+        if let Some(entry) = others.filter(|_| !pending.is_empty()) {
+            tracing::warn!(
+                "{}: shard {} was computed with {}, those to come will be with {arithmetic}: last digits may differ between \
+                 them; for the same bits everywhere go on on such a machine, or embed into another folder",
+                folder.dir().display(),
+                entry.number,
+                entry.arithmetic
+            );
         }
     }
     let pending = world.broadcast_bytes(0, serde_json::to_vec(&pending).expect("plain JSON"))?;
@@ -196,8 +214,9 @@ pub fn embed_among<D: Device>(
     let found = (shards.end - shards.start).saturating_sub(pending.len() as u64);
     let total = pending.iter().map(|&n| settings.rows_of(n)).map(|rows| rows.end - rows.start).sum();
     let mut at = EmbedProgress { done: 0, total, shards: found, shard_finished: false };
-    let mut work = Work { world, encoder, source, tokens: 0 };
-    let mut stopped = false;
+    let mut work = Work { world, encoder, source, tokens: vec![0; world.size()] };
+    let (mut stopped, mut texts, mut tokens) = (false, 0, work.tokens.clone());
+    let window = encoder.window.max(1);
     // So that whoever measures knows when the work began.
     if world.is_main() {
         progress(at);
@@ -206,16 +225,16 @@ pub fn embed_among<D: Device>(
         let rows = settings.rows_of(number);
         let mut shard = folder.map(|f| f.shard(number)).transpose()?;
         let windows: Vec<_> = (rows.start..rows.end)
-            .step_by(WINDOW)
-            .map(|start| start as usize..(start + WINDOW as u64).min(rows.end) as usize)
+            .step_by(window)
+            .map(|start| start as usize..(start + window as u64).min(rows.end) as usize)
             .collect();
         for round in windows.chunks(world.size()) {
-            let Some(texts) = work.round(round, stop)? else {
+            let Some((ids, vectors)) = work.round(round, stop)? else {
                 stopped = true;
                 break;
             };
             if let Some(shard) = &mut shard {
-                for (id, row) in texts.0.iter().zip(texts.1.chunks_exact(encoder.model.dimension())) {
+                for (id, row) in ids.iter().zip(vectors.chunks_exact(encoder.model.dimension())) {
                     shard.push(id, row)?;
                 }
             }
@@ -228,9 +247,11 @@ pub fn embed_among<D: Device>(
             break;
         }
         if let Some(shard) = shard {
-            shard.finish(&encoder.device.arithmetic())?;
+            shard.finish(&arithmetic)?;
         }
         at.shards += 1;
+        // Of a shard that is not finished nothing stays.
+        (texts, tokens) = (at.done, work.tokens.clone());
         if world.is_main() {
             progress(EmbedProgress { shard_finished: true, ..at });
         }
@@ -245,11 +266,12 @@ pub fn embed_among<D: Device>(
         shards: settings.shards(),
         finished,
         found,
-        texts: at.done,
-        tokens: work.tokens,
+        texts,
+        tokens: tokens.iter().sum(),
         seconds,
-        texts_per_second: at.done as f64 / seconds.max(1e-9),
-        tokens_per_second: work.tokens as f64 / seconds.max(1e-9),
+        texts_per_second: texts as f64 / seconds.max(1e-9),
+        tokens_per_second: tokens.iter().sum::<u64>() as f64 / seconds.max(1e-9),
+        rank_tokens: tokens,
         complete: finished == settings.shards(),
         stopped,
     })
@@ -260,8 +282,8 @@ struct Work<'a, 'e, D: Device> {
     world: &'a World,
     encoder: &'a TextEncoder<'e, D>,
     source: &'a dyn TextSource,
-    /// Tokens of all ranks, on rank 0.
-    tokens: u64,
+    /// Tokens of each rank, on rank 0.
+    tokens: Vec<u64>,
 }
 
 impl<D: Device> Work<'_, '_, D> {
@@ -290,7 +312,7 @@ impl<D: Device> Work<'_, '_, D> {
         }
         let rows = rows.expect("no rank was told to stop");
         if world.size() == 1 {
-            self.tokens += rows.tokens;
+            self.tokens[0] += rows.tokens;
             return Ok(Some((self.ids(windows)?, rows.values)));
         }
         let mut bytes = rows.tokens.to_le_bytes().to_vec();
@@ -310,7 +332,7 @@ impl<D: Device> Work<'_, '_, D> {
                     expected * 4
                 )));
             }
-            self.tokens += u64::from_le_bytes(*tokens);
+            self.tokens[rank] += u64::from_le_bytes(*tokens);
             values.extend(rest.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)));
         }
         Ok(Some((self.ids(windows)?, values)))

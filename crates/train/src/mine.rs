@@ -19,7 +19,7 @@ use crate::replace::{ReplacedFile, refuse_source};
 mod candidates;
 mod search;
 
-pub use candidates::{Candidates, Collection};
+pub use candidates::{Candidates, Collection, id_text, same_ids};
 pub use search::{Found, exact_search};
 
 /// Keeps these draws apart from others with the same seed.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use tercio_data::leftovers::remove_leftovers;
 
 use crate::error::TrainError;
 use crate::run::beside;
@@ -42,7 +43,7 @@ impl ReplacedFile {
         if let Some(folder) = target.parent().filter(|p| !p.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(wrong)?;
         }
-        remove_dead(&target, YOUNG);
+        remove_leftovers(&target, YOUNG, is_beside);
         let temporary = beside(&target);
         let file = File::options().write(true).create_new(true).open(&temporary).map_err(wrong)?;
         // Tells the living from the dead, as long as it is open.
@@ -94,27 +95,11 @@ impl Drop for ReplacedFile {
     }
 }
 
-/// Removes what killed processes left of this file: names of [`beside`] that nobody has locked.
-fn remove_dead(target: &Path, young: Duration) {
-    let folder = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(folder)) else { return };
-    let start = format!(".{}.", name.to_string_lossy());
-    for path in entries.flatten().map(|entry| entry.path()) {
-        let left = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_prefix(&start));
-        let is_ours = left.and_then(|rest| rest.split_once('-')).is_some_and(|(pid, random)| {
-            pid.parse::<u32>().is_ok() && random.len() == 8 && random.bytes().all(|b| b.is_ascii_hexdigit())
-        });
-        let Some(meta) = fs::symlink_metadata(&path).ok().filter(|m| is_ours && m.is_file()) else {
-            continue;
-        };
-        let is_old = meta.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= young));
-        let is_dead = || {
-            File::open(&path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
-        };
-        if is_old && is_dead() {
-            let _ = fs::remove_file(&path);
-        }
-    }
+/// Whether `.NAME.` and this is a name of [`beside`]: process and random digits.
+fn is_beside(tail: &str) -> bool {
+    tail.split_once('-').is_some_and(|(pid, random)| {
+        pid.parse::<u32>().is_ok() && random.len() == 8 && random.bytes().all(|b| b.is_ascii_hexdigit())
+    })
 }
 
 /// Refuses to put results into the very file that they are made from, by whatever path or link it is named.
@@ -192,7 +177,7 @@ mod tests {
         }
         let living = ReplacedFile::create(&of("r.txt")).unwrap();
         assert!(dead.exists(), "it is young");
-        remove_dead(&of("r.txt"), Duration::ZERO);
+        remove_leftovers(&of("r.txt"), Duration::ZERO, is_beside);
         assert!(!dead.exists() && living.temporary.exists());
         assert!(others.iter().all(|path| path.exists()), "these are not ours");
         living.finish().unwrap();

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tercio_data::has_answer::AnswerMode;
 use tercio_data::retrieval::{Relevance, RetrievalExample, RetrievalExamples, RunFile};
 use tercio_data::{Passage, Passages};
+use tercio_train::TrainError;
 use tercio_train::mine::{Candidates, Collection, MineForm, MineReport, MineRules, Mined, mine};
 
 fn rules() -> MineRules {
@@ -141,9 +142,12 @@ fn files_come_out_as_training_data() {
     let candidates = || {
         let run = RunFile::open(&run, 10).unwrap();
         let collection = Passages::open(&passages, &dir.path().join("cache")).unwrap();
-        let collection = Collection::of(collection, run.ids()).unwrap();
+        let collection = Collection::of(collection, run.ids(), &|| false).unwrap();
         Candidates::Run(run, collection)
     };
+    let collection = Passages::open(&passages, &dir.path().join("cache")).unwrap();
+    let stopped = Collection::of(collection, ["1"].into_iter(), &|| true).map(|_| ());
+    assert!(matches!(stopped, Err(TrainError::Stopped)), "{stopped:?}");
     for form in [MineForm::Dpr, MineForm::Triples] {
         let output = dir.path().join("out.jsonl");
         let report = mine(&examples, &candidates(), &rules(), form, &output, &|| false).unwrap();

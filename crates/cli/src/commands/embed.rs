@@ -29,6 +29,8 @@ use super::common::{self, line, within};
 
 /// Tokens that are believed to be meant.
 const MOST_TOKENS: usize = 1 << 20;
+/// Texts of a window that are believed to be meant.
+const MOST_WINDOW: usize = 1 << 20;
 /// Passages of a shard that are believed to be meant.
 const MOST_PER_SHARD: usize = 1 << 26;
 
@@ -71,6 +73,9 @@ pub struct Embed {
     /// Tokens of a batch at most; a longer text is a batch by itself
     #[arg(long, default_value_t = 8192)]
     batch_tokens: usize,
+    /// Texts that one rank takes at a time and sorts by length into batches; their vectors are in memory together
+    #[arg(long, default_value_t = WINDOW)]
+    window: usize,
     /// Tokens of a passage at most; default: as the model's configuration has it, or 200
     #[arg(long, env = "TERCIO_PASSAGE_MAXLENGTH")]
     passage_maxlength: Option<usize>,
@@ -80,9 +85,10 @@ pub struct Embed {
     /// Leave the titles out of the texts
     #[arg(long, env = "TERCIO_NO_TITLE", conflicts_with = "template")]
     no_title: bool,
-    /// Text that is made of each passage, with {title} and {text}, or of each question, with {question}; default:
-    /// "title: {title} context: {text}" and "question: {question}", as Fusion-in-Decoder has them; for a folder of
-    /// sentence-transformers "{title} {text}" and "{question}", with the folder's prompts
+    /// Text that is made of each passage, with {title} and {text}, or of each question, with {question}; default: what the
+    /// retriever's config.json says that it was trained with, else "title: {title} context: {text}" and "question: {question}", as
+    /// Fusion-in-Decoder has them; for a folder of sentence-transformers and a plain encoder "{title} {text}" (without the space
+    /// where there is no title) and "{question}", with the folder's prompts
     #[arg(long)]
     template: Option<TextTemplate>,
     /// How the states of a plain encoder become one vector; retrievers and folders of sentence-transformers say it themselves
@@ -203,6 +209,9 @@ impl Embed {
             normalized: loaded.model.normalizes(),
             template: texts.template().to_string(),
             maxlength,
+            batch_tokens: self.batch_tokens,
+            batch_texts: self.per_gpu_batch_size,
+            window: self.window,
             source: texts.path().display().to_string(),
             source_fingerprint: Some(texts.fingerprint().to_owned()),
             count: texts.len() as u64,
@@ -220,6 +229,7 @@ impl Embed {
             padding: loaded.padding(kind),
             batch_tokens: self.batch_tokens,
             batch_texts: self.per_gpu_batch_size,
+            window: self.window,
         };
         let all = settings.shards();
         let cut = |part: u64| (u128::from(all) * u128::from(part) / u128::from(self.num_shards)) as u64;
@@ -285,6 +295,7 @@ impl Embed {
         within(&[
             ("per_gpu_batch_size", self.per_gpu_batch_size, MOST_TOKENS),
             ("batch_tokens", self.batch_tokens, MOST_TOKENS),
+            ("window", self.window, MOST_WINDOW),
             ("passages_per_shard", self.passages_per_shard, MOST_PER_SHARD),
             ("passage_maxlength", self.passage_maxlength.unwrap_or(3), MOST_TOKENS),
             ("question_maxlength", self.question_maxlength.unwrap_or(3), MOST_TOKENS),
@@ -316,7 +327,7 @@ fn open_once<F: ExampleFile>(
 
 /// What will be done, and the memory that it takes.
 fn plan(settings: &VectorSettings, shards: &std::ops::Range<u64>, parameters: usize, ranks: usize) -> String {
-    let window = WINDOW * settings.dimension * 4 * ranks;
+    let window = settings.window * settings.dimension * 4 * ranks;
     let human = |bytes: usize| memory::human(bytes as u64);
     format!(
         "{} texts of {} as {} numbers of {} ({:?}, at most {} tokens), shards {} to {} of {}; memory: {} of parameters, {} of \

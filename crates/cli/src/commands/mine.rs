@@ -9,7 +9,9 @@ use tercio_data::retrieval::{RetrievalExamples, RunFile};
 use tercio_data::{Passages, Vectors};
 use tercio_engine::{Cpu, Device};
 use tercio_train::TrainError;
-use tercio_train::mine::{Candidates, Collection, MineForm, MineReport, MineRules, exact_search, mine};
+use tercio_train::mine::{
+    Candidates, Collection, MineForm, MineReport, MineRules, exact_search, id_text, mine, same_ids,
+};
 use tercio_train::run::{Progress, Signals, Verbosity, init_logging_of_rank};
 use tercio_train::scratch::ScratchFolder;
 
@@ -32,7 +34,8 @@ pub struct Mine {
     /// --passages
     #[arg(long, requires_all = ["question_vectors", "passages"])]
     vectors: Option<PathBuf>,
-    /// Vectors of the questions (`tercio embed --questions` of the same file as --data)
+    /// Vectors of the questions: `tercio embed --questions` of the same file as --data, which is FiD's or DPR's JSON then; that
+    /// command takes no triples. Or imported ones, whose ids are those of --data
     #[arg(long, requires = "vectors")]
     question_vectors: Option<PathBuf>,
     /// The collection that was searched: .tsv, .jsonl or .json, also .gz or .zst
@@ -110,8 +113,6 @@ impl Mine {
         }
         let threads = threads(self.threads)?;
         init_logging_of_rank(0, "", if self.quiet { Verbosity::Quiet } else { Verbosity::Normal })?;
-        let signals = Signals::install()?;
-        let stop = || signals.requested().is_some();
         let scratch = ScratchFolder::new()?;
         let cache = self.cache_dir.as_deref().unwrap_or(scratch.path());
         let examples = RetrievalExamples::open(&self.data, cache)?;
@@ -119,10 +120,13 @@ impl Mine {
         if let Some(passages) = passages.as_ref().filter(|p| !p.is_quoted()) {
             tracing::warn!("{}", not_quoted(passages));
         }
-        let candidates = match (&self.run, &self.vectors, passages) {
+        let run = self.run.as_ref().map(|run| RunFile::open(run, rules.last_rank)).transpose()?;
+        // Only now: nothing above looks whether to stop.
+        let signals = Signals::install()?;
+        let stop = || signals.requested().is_some();
+        let candidates = match (run, &self.vectors, passages) {
             (Some(run), _, Some(passages)) => {
-                let run = RunFile::open(run, rules.last_rank)?;
-                let collection = Collection::of(passages, run.ids())?;
+                let collection = Collection::of(passages, run.ids(), &stop)?;
                 Candidates::Run(run, collection)
             }
             (None, Some(vectors), Some(passages)) => {
@@ -178,13 +182,13 @@ impl Mine {
             (&questions, examples.path(), examples.fingerprint()),
             (&vectors, passages.path(), passages.fingerprint()),
         ] {
-            let of = &set.settings().source_fingerprint;
-            if of.as_ref().is_some_and(|of| of != fingerprint) {
+            let of = set.settings();
+            if !is_imported(set) && of.source_fingerprint.as_deref() != Some(fingerprint) {
                 return Err(TrainError::Unusable(format!(
                     "{}: expected vectors of {}, found those of {}; embed the file that is given here",
                     set.dir().display(),
                     path.display(),
-                    set.settings().source
+                    of.source
                 )));
             }
         }
@@ -197,11 +201,23 @@ impl Mine {
                 passages.len()
             )));
         }
+        if is_imported(&questions) {
+            let id = |row| Ok(id_text(&examples.get(row)?));
+            same_ids(&questions, examples.path(), id, stop)?;
+        }
+        if is_imported(&vectors) {
+            same_ids(&vectors, passages.path(), |row| Ok(passages.get(row)?.id), stop)?;
+        }
         let mut bar = Progress::start(0, vectors.len(), !self.quiet && !self.json);
         let mut progress = |share: f64| bar.advance((share * vectors.len() as f64) as u64, "passages");
         let found = exact_search(device, &questions, &vectors, depth, stop, &mut progress)?;
         Ok(Candidates::Search(found, passages))
     }
+}
+
+/// Whether a set does not say which texts it is of, so that the ids must.
+fn is_imported(set: &Vectors) -> bool {
+    set.settings().model_fingerprint.is_none() || set.settings().source_fingerprint.is_none()
 }
 
 fn sentences(r: &MineReport) -> String {

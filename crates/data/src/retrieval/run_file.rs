@@ -19,7 +19,8 @@ pub struct RunFile {
 
 impl RunFile {
     /// Reads a run (`.gz` and `.zst` too); keeps the first `depth` documents of each query, best score first, equal ones in the
-    /// order of the file. Memory grows with queries and `depth`.
+    /// order of the file. While it reads, memory grows with all lines of the file, whatever `depth`: queries need not stand together, and
+    /// the best of one are known at the end only.
     ///
     /// # Errors
     /// A file that cannot be read, or has no line; a line of another form, with its number; a document twice for a query.

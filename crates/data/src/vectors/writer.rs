@@ -3,8 +3,9 @@
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 
 use super::{
@@ -13,6 +14,7 @@ use super::{
 };
 use crate::error::DataError;
 use crate::index::hex;
+use crate::leftovers::remove_leftovers;
 use crate::source::Beside;
 
 /// A folder that vectors are being written into.
@@ -95,7 +97,7 @@ impl VectorsFolder {
         }
         let (vectors, ids) = names(number);
         for name in [&vectors, &ids] {
-            remove_dead(&self.dir, name);
+            remove_leftovers(&self.dir.join(name), Duration::ZERO, is_beside);
         }
         Ok(ShardWriter {
             folder: self,
@@ -213,16 +215,38 @@ struct Sum {
 
 impl Sum {
     fn create(path: &Path) -> Result<Sum, DataError> {
-        let beside = Beside::create(path)?;
+        let beside = Self::locked(path)?;
         let file = beside.file.try_clone().map_err(DataError::io(path, "create the file"))?;
-        // Held as long as it is written, so that others see that its writer lives; not every file system has locks.
-        let _ = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
         Ok(Sum {
             beside,
             out: BufWriter::with_capacity(1 << 18, file),
             sum: Sha256::new(),
             path: path.to_owned(),
         })
+    }
+
+    /// A file with a lock that is held as long as it is written, so that others see that its writer lives. One who clears up between
+    /// making the file and locking it takes it for a dead one's; then there is another.
+    fn locked(path: &Path) -> Result<Beside, DataError> {
+        // Kept until another is found, so that it has another name: this one's is about to be removed.
+        let mut refused = Vec::new();
+        loop {
+            let beside = Beside::create(path)?;
+            match flock(&beside.file, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    refused.push(beside);
+                    continue;
+                }
+                // Not every file system has locks; where it has none, nobody clears up either.
+                Err(_) => return Ok(beside),
+                Ok(()) => {}
+            }
+            let stat = rustix::fs::fstat(&beside.file)
+                .map_err(|e| DataError::io(path, "create the file")(e.into()))?;
+            if stat.st_nlink > 0 {
+                return Ok(beside);
+            }
+        }
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
@@ -255,20 +279,52 @@ fn sync(dir: &Path) -> Result<(), DataError> {
     }
 }
 
-/// Removes what killed processes left of a file: names of [`Beside`] that nobody holds a lock on.
-fn remove_dead(dir: &Path, name: &str) {
-    let Ok(entries) = fs::read_dir(dir) else { return };
-    for path in entries.flatten().map(|entry| entry.path()) {
-        let is_its = path
-            .file_name()
-            .and_then(|n| n.to_str())
-            .is_some_and(|n| n.starts_with(&format!(".{name}.")) && n.ends_with(".tmp"));
-        if !is_its {
-            continue;
+/// Whether `.NAME.` and this is a name of [`Beside`]: process and attempt.
+fn is_beside(tail: &str) -> bool {
+    let number = |text: &str| text.parse::<u32>().is_ok();
+    let own = tail.strip_suffix(".tmp").and_then(|rest| rest.split_once('.'));
+    own.is_some_and(|(process, attempt)| number(process) && number(attempt))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn the_dead_are_removed_and_the_living_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("shard-00000.vectors");
+        let of = |name: &str| dir.path().join(name);
+        let dead = of(".shard-00000.vectors.12.0.tmp");
+        let others = [
+            of(".shard-00000.vectors.x.0.tmp"),
+            of(".shard-00000.vectors.12.0"),
+            of(".shard-00000.ids.12.0.tmp"),
+        ];
+        for path in others.iter().chain([&dead]) {
+            fs::write(path, "x").unwrap();
         }
-        let Ok(file) = File::open(&path) else { continue };
-        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = fs::remove_file(&path);
-        }
+        remove_leftovers(&target, Duration::ZERO, is_beside);
+        assert!(!dead.exists() && others.iter().all(|path| path.exists()));
+
+        // One process begins shards while another clears up: no file of a living one goes.
+        let end = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !end.load(Ordering::Relaxed) {
+                    remove_leftovers(&target, Duration::ZERO, is_beside);
+                }
+            });
+            let lost = (0..300).filter(|_| {
+                let mut file = Sum::create(&target).unwrap();
+                file.write(b"1").unwrap();
+                file.keep().is_err()
+            });
+            let lost = lost.count();
+            end.store(true, Ordering::Relaxed);
+            assert_eq!(lost, 0);
+        });
     }
 }

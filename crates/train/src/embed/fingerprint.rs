@@ -4,6 +4,8 @@ use sha2::{Digest, Sha256};
 use tercio_data::Tokenizer;
 use tercio_engine::{Arena, Device, Layout};
 
+use crate::run::hex;
+
 /// SHA-256, in hexadecimal digits, of names, shapes and values of the parameters, the tokenizer's files, and `rest`: whatever
 /// else reaches a vector, in words. The format of the weights' file does not matter.
 pub fn model_fingerprint<D: Device>(
@@ -30,5 +32,5 @@ pub fn model_fingerprint<D: Device>(
         let values = device.read(parameters.view(spec.place));
         add(&values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>());
     }
-    sum.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    hex(&sum.finalize())
 }

@@ -1,19 +1,28 @@
 //! Vectors that Fusion-in-Decoder or DPR pickled, taken over into a folder of our own.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use sha2::{Digest, Sha256};
 use tercio_data::vectors::{FORMAT, VectorDtype, VectorSettings, VectorsFolder};
 use tercio_models::weights::PickledVectors;
 
 use super::{EmbedReport, WINDOW};
 use crate::error::TrainError;
+use crate::run::hex;
+
+/// Bytes that are read at a time for a checksum.
+const CHUNK: usize = 1 << 20;
 
 /// Writes the vectors of `files`, one file after the other, into `output`, in shards of `per_shard` rows. Finished shards are
-/// not written again. Nothing is known of the model: the settings say so.
+/// not written again. Nothing is known of the model: the settings say so. The files are read twice: once for the fingerprint
+/// that tells them from others.
 ///
 /// # Errors
-/// A pickle that is refused; vectors of different dimensions; files that cannot be written.
+/// A pickle that is refused; vectors of different dimensions; files that cannot be written; vectors of other files in `output`;
+/// [`TrainError::Stopped`] while the fingerprint is made.
 pub fn import_pickles(
     files: &[PathBuf],
     output: &Path,
@@ -45,8 +54,11 @@ pub fn import_pickles(
         normalized: false,
         template: String::new(),
         maxlength: 0,
+        batch_tokens: 0,
+        batch_texts: 0,
+        window: 0,
         source,
-        source_fingerprint: None,
+        source_fingerprint: Some(fingerprint(files, stop)?),
         count: opened.iter().map(|v| v.len() as u64).sum(),
         per_shard,
     };
@@ -87,12 +99,35 @@ pub fn import_pickles(
         found,
         texts,
         tokens: 0,
+        rank_tokens: Vec::new(),
         seconds,
         texts_per_second: texts as f64 / seconds.max(1e-9),
         tokens_per_second: 0.0,
         complete: finished == settings.shards(),
         stopped,
     })
+}
+
+/// SHA-256, in hexadecimal digits, of lengths and bytes of all files, in their order.
+fn fingerprint(files: &[PathBuf], stop: &dyn Fn() -> bool) -> Result<String, TrainError> {
+    let mut sum = Sha256::new();
+    let mut chunk = vec![0; CHUNK];
+    for path in files {
+        let wrong = |source| TrainError::Read { path: path.display().to_string(), source };
+        let mut file = File::open(path).map_err(wrong)?;
+        // Each file is preceded by its length, so that no two lists of files read the same.
+        sum.update(file.metadata().map_err(wrong)?.len().to_le_bytes());
+        loop {
+            if stop() {
+                return Err(TrainError::Stopped);
+            }
+            match file.read(&mut chunk).map_err(wrong)? {
+                0 => break,
+                n => sum.update(&chunk[..n]),
+            }
+        }
+    }
+    Ok(hex(&sum.finalize()))
 }
 
 /// File and row of a row of the whole.

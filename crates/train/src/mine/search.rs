@@ -24,7 +24,7 @@ pub struct Found {
 /// finds, and a block of passages. `progress` is told the share that is done, in 0..=1. `stop` is asked before every block.
 ///
 /// # Errors
-/// Vectors of another dimension or another model; files that cannot be read; [`TrainError::Stopped`].
+/// Vectors of another dimension, or of another model where both say theirs; files that cannot be read; [`TrainError::Stopped`].
 pub fn exact_search<D: Device>(
     device: &D,
     questions: &Vectors,
@@ -34,7 +34,11 @@ pub fn exact_search<D: Device>(
     progress: &mut dyn FnMut(f64),
 ) -> Result<Vec<Vec<Found>>, TrainError> {
     let (q, p) = (questions.settings(), passages.settings());
-    if (q.dimension, &q.model_fingerprint) != (p.dimension, &p.model_fingerprint) {
+    let other_model = match (&q.model_fingerprint, &p.model_fingerprint) {
+        (Some(of_questions), Some(of_passages)) => of_questions != of_passages,
+        _ => false,
+    };
+    if q.dimension != p.dimension || other_model {
         return Err(TrainError::Unusable(format!(
             "{}: its vectors ({} numbers, of {}) cannot be compared with those of {} ({} numbers, of {}); embed both with \
              the same model",
@@ -46,17 +50,17 @@ pub fn exact_search<D: Device>(
             p.model
         )));
     }
-    let width = p.dimension;
-    let mut asked = vec![0.0; questions.len() as usize * width];
-    for number in 0..questions.shards() {
-        let shard = questions.shard(number)?;
-        let first = shard.first() as usize;
-        shard.rows(0, &mut asked[first * width..(first + shard.len()) * width])?;
+    if q.model_fingerprint.is_none() || p.model_fingerprint.is_none() {
+        tracing::warn!(
+            "vectors were imported, so nothing says that {} (of {}) and {} (of {}) are of one model: it is taken for granted",
+            questions.dir().display(),
+            q.model,
+            passages.dir().display(),
+            p.model
+        );
     }
-    let asked: Vec<Tensor<D>> = asked
-        .chunks(QUESTIONS * width)
-        .map(|rows| Tensor::from_values(device, rows.len() / width, width, rows))
-        .collect();
+    let width = p.dimension;
+    let asked = blocks(device, questions, width)?;
     let mut best: Vec<Vec<Found>> = vec![Vec::new(); questions.len() as usize];
     for number in 0..passages.shards() {
         let shard = passages.shard(number)?;
@@ -86,6 +90,34 @@ pub fn exact_search<D: Device>(
     }
     best.par_iter_mut().for_each(|best| sort(best, depth));
     Ok(best)
+}
+
+/// The questions' vectors on the device, [`QUESTIONS`] a block; on the host there is never more than a block.
+fn blocks<D: Device>(device: &D, questions: &Vectors, width: usize) -> Result<Vec<Tensor<D>>, TrainError> {
+    let mut blocks = Vec::new();
+    let mut rows = Vec::new();
+    let mut flush = |rows: &mut Vec<f32>| {
+        if !rows.is_empty() {
+            blocks.push(Tensor::from_values(device, rows.len() / width, width, rows));
+            rows.clear();
+        }
+    };
+    for number in 0..questions.shards() {
+        let shard = questions.shard(number)?;
+        let mut start = 0;
+        while start < shard.len() {
+            let filled = rows.len();
+            let count = (QUESTIONS - filled / width).min(shard.len() - start);
+            rows.resize(filled + count * width, 0.0);
+            shard.rows(start, &mut rows[filled..])?;
+            start += count;
+            if rows.len() == QUESTIONS * width {
+                flush(&mut rows);
+            }
+        }
+    }
+    flush(&mut rows);
+    Ok(blocks)
 }
 
 /// Adds finds that come in the order of their rows.

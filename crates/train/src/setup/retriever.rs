@@ -9,12 +9,14 @@ use tercio_data::retrieval::ContrastiveChoice;
 use tercio_data::{ReaderEncoding, RetrievalExamples, Tokenizer};
 use tercio_engine::{Arena, Device};
 use tercio_models::bert::BertConfig;
+use tercio_models::embedding_model::TextKind;
 use tercio_models::encoder::EncoderConfig;
 use tercio_models::folder::ModelFolder;
 use tercio_models::retriever::{LoadedRetriever, Pooling, Retriever, RetrieverConfig, RetrieverHeaders};
 
 use super::reader::ReaderModel;
 use super::{Run, Task, TaskModel, model_folder, open_model, require_room, used};
+use crate::embed::stored_template;
 use crate::error::TrainError;
 use crate::objectives::retriever::batch::{PassageChoice, RetrieverEncoding};
 use crate::objectives::retriever::loss::Scale;
@@ -75,7 +77,7 @@ impl<D: RankDevice> Task<D> for RetrieverModelOptions {
     ) -> Result<(RetrieverObjective<D>, Arena<D>), TrainError> {
         let (o, plan) = (&options.model, options.data.batch_plan().map_err(TrainError::Options)?);
         let RetrieverModel { loaded, tokenizer, teacher } = model;
-        let LoadedRetriever { model, parameters, json, kept, .. } = loaded;
+        let LoadedRetriever { mut model, parameters, json, kept, .. } = loaded;
         let teacher = teacher.map(|ReaderModel { loaded, tokenizer }| {
             let encoding = ReaderEncoding {
                 text_maxlength: o.teacher_text_maxlength,
@@ -99,10 +101,15 @@ impl<D: RankDevice> Task<D> for RetrieverModelOptions {
         // Lengths are settled in the model's configuration.
         let encoding = encoding(&model, &o.text, (None, None))?;
         tracing::info!(
-            "questions have at most {} tokens, passages {}",
+            "questions are {:?} of at most {} tokens, passages {:?} of {}",
+            encoding.question_template.to_string(),
             encoding.question_maxlength,
+            encoding.passage_template.to_string(),
             encoding.passage_maxlength
         );
+        // Saved with the model, so that whoever embeds with it makes the same texts.
+        model.config.question_template = Some(encoding.question_template.to_string());
+        model.config.passage_template = Some(encoding.passage_template.to_string());
         let objective = RetrieverObjective {
             encoding,
             choice: PassageChoice {
@@ -147,17 +154,24 @@ impl<D: RankDevice> Task<D> for RetrieverModelOptions {
     }
 }
 
-/// How inputs of a retriever are made; lengths that are not given are those that it was trained with.
+/// How inputs of a retriever are made; lengths and templates that are not given are those that it was trained with, where it says
+/// them.
 ///
 /// # Errors
-/// Templates without their places; texts longer than the encoder takes.
+/// Templates without their places, also stored ones; texts longer than the encoder takes.
 pub fn encoding(
     model: &Retriever,
     text: &TextOptions,
     (question, passage): (Option<usize>, Option<usize>),
 ) -> Result<RetrieverEncoding, TrainError> {
     let config = &model.config;
-    let (question_template, passage_template) = text.templates().map_err(TrainError::Options)?;
+    let (mut question_template, mut passage_template) = text.templates().map_err(TrainError::Options)?;
+    if text.question_template.is_none() {
+        question_template = stored_template(config, TextKind::Question)?.unwrap_or(question_template);
+    }
+    if text.passage_template.is_none() && !text.no_title {
+        passage_template = stored_template(config, TextKind::Passage)?.unwrap_or(passage_template);
+    }
     let encoding = RetrieverEncoding {
         question_maxlength: question.unwrap_or(config.question_maxlength),
         passage_maxlength: passage.unwrap_or(config.passage_maxlength),
