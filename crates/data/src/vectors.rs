@@ -1,10 +1,12 @@
 //! Vectors of passages (or questions) on disk: a folder that grows shard by shard and can be trusted once it has a manifest.
 //!
-//!     settings.json         what the vectors are made of and how: written first, compared by whoever goes on
-//!     shard-00000.vectors   rows of little-endian numbers, one after the other, nothing else
-//!     shard-00000.ids       a JSON string a line, the row's id
-//!     shard-00000.json      counts and checksums of the two: a shard is finished once this is there
-//!     manifest.json         settings and all shards: the set is complete once this is there
+//! ```text
+//! settings.json         what the vectors are made of and how: written first, compared by whoever goes on
+//! shard-00000.vectors   rows of little-endian numbers, one after the other, nothing else
+//! shard-00000.ids       a JSON string a line, the row's id
+//! shard-00000.json      counts and checksums of the two: a shard is finished once this is there
+//! manifest.json         settings and all shards: the set is complete once this is there
+//! ```
 //!
 //! Every file is written beside its name, synced and renamed. Several processes may write different shards at once.
 

@@ -118,7 +118,7 @@ pub struct Embed {
 enum Pool {
     /// The mean over all tokens, special ones too
     Mean,
-    /// The first token, [CLS]
+    /// The first token: `[CLS]`
     First,
 }
 
