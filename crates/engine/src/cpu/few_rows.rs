@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use rayon::prelude::*;
 
 use super::lanes::{Isa, Lanes, Pairs, transpose16};
-use super::packing::{Factors, pack, round_two, zip_two};
+use super::packing::{Factors, pack, round_two, some, zip_two};
 use super::product::{Operand, SERIAL, Target, prefetch};
 
 /// Rows up to which reading the matrix costs more than multiplying.
@@ -93,12 +93,15 @@ unsafe fn of_rows<const M: usize>(few: Few, factors: Factors, k: usize, b: Opera
     }
 }
 
+/// Words of sixteen columns, a line for each step.
+type Tile = [f32; N * N];
+
 /// How factors are taken from the matrix and multiplied.
 trait Factor {
     /// Steps of the inner dimension in a word.
     const STEPS: usize;
-    /// Words of one or two neighbouring vectors of a row, `n` elements of which are valid.
-    unsafe fn along(s: *const f32, n: usize) -> __m512;
+    /// Sixteen words of each of `width` rows that lie `row` apart, transposed; `steps` elements of a row are valid.
+    unsafe fn tile(s: *const f32, row: usize, width: usize, steps: usize, tile: &mut Tile);
     /// Words of a line, and of the line after it where a word holds both (zeros without `second`).
     unsafe fn across(s: *const f32, next: usize, second: bool, mask: u16) -> __m512;
     /// `sum + left * right`
@@ -109,8 +112,8 @@ struct Plain;
 impl Factor for Plain {
     const STEPS: usize = 1;
     #[inline(always)]
-    unsafe fn along(s: *const f32, n: usize) -> __m512 {
-        unsafe { _mm512_maskz_loadu_ps(some(n), s) }
+    unsafe fn tile(s: *const f32, row: usize, width: usize, steps: usize, tile: &mut Tile) {
+        unsafe { transpose16(s, row, width, steps, tile.as_mut_ptr(), N) }
     }
     #[inline(always)]
     unsafe fn across(s: *const f32, _: usize, _: bool, mask: u16) -> __m512 {
@@ -126,8 +129,13 @@ struct Rounded;
 impl Factor for Rounded {
     const STEPS: usize = 1;
     #[inline(always)]
-    unsafe fn along(s: *const f32, n: usize) -> __m512 {
-        unsafe { rounded(Plain::along(s, n)) }
+    unsafe fn tile(s: *const f32, row: usize, width: usize, steps: usize, tile: &mut Tile) {
+        unsafe {
+            Plain::tile(s, row, width, steps, tile);
+            for line in tile.chunks_exact_mut(N).take(steps) {
+                _mm512_storeu_ps(line.as_mut_ptr(), rounded(_mm512_loadu_ps(line.as_ptr())));
+            }
+        }
     }
     #[inline(always)]
     unsafe fn across(s: *const f32, next: usize, second: bool, mask: u16) -> __m512 {
@@ -144,11 +152,16 @@ struct PairsOfBf16;
 impl Factor for PairsOfBf16 {
     const STEPS: usize = 2;
     #[inline(always)]
-    unsafe fn along(s: *const f32, n: usize) -> __m512 {
+    unsafe fn tile(s: *const f32, row: usize, width: usize, steps: usize, tile: &mut Tile) {
+        let mut words = [0f32; N * N];
         unsafe {
-            let first = _mm512_maskz_loadu_ps(some(n), s);
-            let second = _mm512_maskz_loadu_ps(some(n.saturating_sub(N)), s.wrapping_add(N));
-            _mm512_castsi512_ps(round_two(first, second))
+            for (v, words) in words.chunks_exact_mut(N).take(width).enumerate() {
+                let source = s.add(v * row);
+                let first = _mm512_maskz_loadu_ps(some(steps), source);
+                let second = _mm512_maskz_loadu_ps(some(steps.saturating_sub(N)), source.wrapping_add(N));
+                _mm512_storeu_ps(words.as_mut_ptr(), _mm512_castsi512_ps(round_two(first, second)));
+            }
+            Plain::tile(words.as_ptr(), N, width, steps.div_ceil(2), tile);
         }
     }
     #[inline(always)]
@@ -195,7 +208,6 @@ unsafe fn rows_body<const M: usize, F: Factor>(few: Few, k: usize, b: Operand, r
 #[inline(always)]
 unsafe fn transposed<const M: usize, F: Factor>(few: Few, k: usize, b: Operand, j: usize, width: usize) {
     let mask = some(width);
-    let mut words = [0f32; N * N];
     let mut tile = [0f32; N * N];
     unsafe {
         let mut sums = [_mm512_setzero_ps(); M];
@@ -215,14 +227,9 @@ unsafe fn transposed<const M: usize, F: Factor>(few: Few, k: usize, b: Operand, 
                     prefetch(after.wrapping_add(N));
                 }
             }
-            for v in 0..width {
-                let row = F::along(source.add(v * b.column + k0), steps);
-                _mm512_storeu_ps(words.as_mut_ptr().add(v * N), row);
-            }
-            let depth = steps.div_ceil(F::STEPS);
-            transpose16(words.as_ptr(), N, width, depth, tile.as_mut_ptr(), N);
+            F::tile(source.add(k0), b.column, width, steps, &mut tile);
             let left = few.left.at(k0 / F::STEPS * M);
-            for p in 0..depth {
+            for p in 0..steps.div_ceil(F::STEPS) {
                 let y = _mm512_loadu_ps(tile.as_ptr().add(p * N));
                 for (i, sum) in sums.iter_mut().enumerate() {
                     *sum = F::add(*sum, left.add(p * M + i), y);
@@ -264,12 +271,6 @@ unsafe fn plain<const M: usize, F: Factor>(few: Few, k: usize, b: Operand, j: us
             }
         }
     }
-}
-
-/// The first `n` elements of a vector.
-#[inline(always)]
-fn some(n: usize) -> u16 {
-    if n < N { (1 << n) - 1 } else { u16::MAX }
 }
 
 /// Rounded to the nearest bf16 as `packing.rs` does.

@@ -91,6 +91,13 @@ pub(super) unsafe fn pack(
     }
 }
 
+/// The mask of the first `n` elements of a vector.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn some(n: usize) -> u16 {
+    if n < 16 { (1 << n) - 1 } else { u16::MAX }
+}
+
 /// Thirty-two elements rounded: neighbours share a word, the first in its lower half. The instruction takes numbers below
 /// the normal ones for zero, as the multiply-add of pairs does.
 #[cfg(target_arch = "x86_64")]
@@ -129,7 +136,6 @@ unsafe fn pack_pairs(
     debug_assert!(vectors <= WIDEST);
     // SAFETY: masked loads and stores stay within the caller's rows and panel.
     unsafe {
-        let some = |n: usize| if n < 16 { (1u16 << n) - 1 } else { u16::MAX };
         if vector == 1 {
             for p in 0..depth.div_ceil(2) {
                 let (line, last) = (s.add(2 * p * along), 2 * p + 1 == depth);
