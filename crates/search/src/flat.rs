@@ -1,0 +1,1 @@
+//! Exact inner product or cosine over vectors on disk.

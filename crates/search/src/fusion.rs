@@ -1,0 +1,1 @@
+//! One ranking of several: reciprocal rank fusion, weighted scores.

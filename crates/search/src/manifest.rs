@@ -1,0 +1,1 @@
+//! What every index folder says of itself.

@@ -1,0 +1,1 @@
+//! What a search writes: FiD's JSON, a TREC run, JSON lines.

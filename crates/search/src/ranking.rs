@@ -1,0 +1,1 @@
+//! Metrics of rankings: nDCG, MAP, MRR, recall, success at k.

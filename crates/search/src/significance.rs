@@ -1,0 +1,1 @@
+//! Whether two runs differ by more than chance: a paired test.

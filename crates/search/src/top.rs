@@ -1,0 +1,85 @@
+//! The best of many scores in fixed memory.
+
+/// A passage that was found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hit {
+    /// Its row in the collection.
+    pub row: u64,
+    /// How well it fits the query: greater is better. Finite.
+    pub score: f32,
+}
+
+/// The `depth` best hits among all that are offered, whatever their order; of equal scores the smaller row is better.
+#[derive(Clone, Debug)]
+pub struct Top {
+    depth: usize,
+    hits: Vec<Hit>,
+    /// What is below it is not among the best: those that were kept already are enough.
+    least: f32,
+}
+
+impl Top {
+    /// Keeps at most `depth` hits, in memory for twice as many.
+    pub fn new(depth: usize) -> Top {
+        Top { depth, hits: Vec::new(), least: f32::NEG_INFINITY }
+    }
+
+    /// A score below this one cannot be among the best any more; negative infinity while there is room.
+    pub fn least(&self) -> f32 {
+        self.least
+    }
+
+    /// Offers one hit.
+    #[inline]
+    pub fn offer(&mut self, row: u64, score: f32) {
+        if score < self.least || self.depth == 0 {
+            return;
+        }
+        self.hits.push(Hit { row, score });
+        if self.hits.len() >= 2 * self.depth {
+            self.cut();
+        }
+    }
+
+    /// Leaves the best, in no order, and remembers the worst of them.
+    fn cut(&mut self) {
+        if self.hits.len() > self.depth {
+            self.hits.select_nth_unstable_by(self.depth - 1, better);
+            self.hits.truncate(self.depth);
+            self.least = self.hits[self.depth - 1].score;
+        }
+    }
+
+    /// The best, best first.
+    pub fn into_sorted(mut self) -> Vec<Hit> {
+        self.cut();
+        self.hits.sort_unstable_by(better);
+        self.hits
+    }
+}
+
+fn better(a: &Hit, b: &Hit) -> std::cmp::Ordering {
+    b.score.total_cmp(&a.score).then(a.row.cmp(&b.row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_are_kept_whatever_the_order() {
+        let mut hits: Vec<Hit> = (0..300u64)
+            .map(|row| Hit { row, score: (tercio_data::draw::keyed(&[1, row]) % 17) as f32 })
+            .collect();
+        for seed in 0..5 {
+            hits.sort_by_key(|h| tercio_data::draw::keyed(&[seed, h.row]));
+            let mut want = hits.clone();
+            want.sort_unstable_by(better);
+            for depth in [0, 1, 2, 7, 50, 299, 300, 400] {
+                let mut top = Top::new(depth);
+                hits.iter().for_each(|h| top.offer(h.row, h.score));
+                assert_eq!(top.into_sorted(), want[..depth.min(300)], "{depth} of 300");
+            }
+        }
+    }
+}
