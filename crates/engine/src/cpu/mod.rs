@@ -8,12 +8,14 @@ mod adafactor;
 mod attention;
 mod attention_rows;
 mod bias;
+mod dot;
 mod elementwise;
 mod encoder;
 #[cfg(target_arch = "x86_64")]
 mod few_rows;
 mod lanes;
 mod layer_norm;
+pub mod lookup;
 mod loss;
 pub mod math;
 mod norm;
@@ -24,12 +26,14 @@ mod pooling;
 mod product;
 #[cfg(target_arch = "x86_64")]
 mod product_amx;
+pub mod screen;
 mod state_attention;
 
 use std::sync::Arc;
 
 use crate::device::*;
 use crate::random::Dropout;
+pub use dot::StoredRows;
 use lanes::Arithmetic;
 pub use lanes::{Isa, Precision};
 pub use pool::Buffer;
