@@ -12,6 +12,8 @@ pub mod baselines;
 mod byt5;
 mod charsmap;
 pub mod check;
+#[cfg(feature = "parquet")]
+mod columns;
 pub mod convert;
 pub mod download;
 pub mod draw;

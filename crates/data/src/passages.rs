@@ -4,6 +4,7 @@
 //!   have as many fields only if a quote is a character like others, they are read so. A first row that begins with `id` names the
 //!   columns.
 //! - `.jsonl` (or one list in `.json`): `{id, title, text}`, or BEIR's `{_id, title, text}`.
+//! - `.parquet`, with the feature of that name: columns of these names.
 
 use std::path::Path;
 

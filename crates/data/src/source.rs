@@ -1,4 +1,5 @@
-//! Opens a data file by its suffix: `.json` or `.jsonl` (`.tsv` for some), as it is or with `.gz` or `.zst` behind.
+//! Opens a data file by its suffix: `.json` or `.jsonl` (`.tsv` for some), as it is or with `.gz` or `.zst` behind; or
+//! `.parquet`, whose lines of JSON are made as those of a compressed file are.
 //!
 //! Also the small file helpers of the cache: names that do not clash, written beside and renamed.
 
@@ -15,6 +16,8 @@ pub(crate) enum Compression {
     None,
     Gzip,
     Zstd,
+    /// Not a compression, but handled like one: rows of Parquet become lines of JSON. Needs the feature `parquet`.
+    Parquet,
 }
 
 /// The compression that a file's name promises.
@@ -40,9 +43,16 @@ pub(crate) fn kind_among(
     what: &str,
 ) -> Result<(Layout, Compression), DataError> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_ascii_lowercase();
+    if name.ends_with(".parquet") {
+        if cfg!(feature = "parquet") {
+            return Ok((Layout::Lines, Compression::Parquet));
+        }
+        let message = "this build does not read Parquet; build it with `--features parquet`, or write the rows as .jsonl";
+        return Err(DataError::file(path, message));
+    }
     let compression = compression(path);
     let stem = match compression {
-        Compression::None => name.as_str(),
+        Compression::None | Compression::Parquet => name.as_str(),
         Compression::Gzip => name.trim_end_matches(".gz"),
         Compression::Zstd => name.trim_end_matches(".zst"),
     };
@@ -65,6 +75,10 @@ pub(crate) fn reader(file: File, compression: Compression) -> io::Result<Box<dyn
             Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(1 << 18, file)))
         }
         Compression::Zstd => Box::new(zstd::stream::read::Decoder::new(file)?),
+        #[cfg(feature = "parquet")]
+        Compression::Parquet => crate::columns::lines(file)?,
+        #[cfg(not(feature = "parquet"))]
+        Compression::Parquet => return Err(io::ErrorKind::Unsupported.into()),
     })
 }
 
@@ -74,12 +88,14 @@ pub(crate) fn unpack_error(path: &Path, compression: Compression, error: io::Err
         Compression::None => return DataError::io(path, "read the file")(error),
         Compression::Gzip => "gzip",
         Compression::Zstd => "zstd",
+        Compression::Parquet => "Parquet",
     };
     match error.kind() {
         io::ErrorKind::UnexpectedEof => DataError::file(
             path,
             format!("the {name} data ends too early; the file was cut short, get it again"),
         ),
+        io::ErrorKind::Unsupported => DataError::file(path, error.to_string()),
         io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::Other => DataError::file(
             path,
             format!("expected {name} data, found something else or damage ({error}); get the file again"),
