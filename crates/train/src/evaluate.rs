@@ -5,7 +5,6 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use serde_json::ser::PrettyFormatter;
 use serde_json::{Map, Value, json};
 use tercio_comm::World;
 use tercio_data::answers::F1Rule;
@@ -14,7 +13,7 @@ use tercio_engine::Device;
 
 use crate::error::TrainError;
 use crate::predict::{Likelihood, Prediction, Predictor};
-use crate::replace::{ReplacedFile, refuse_source};
+use crate::replace::{JsonList, ReplacedFile, refuse_source};
 
 /// Files to write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,7 +84,7 @@ pub fn evaluate_among<D: Device>(
     let places = [
         predictions.as_ref().map(ReplacedFile::target),
         final_output.as_ref().map(ReplacedFile::target),
-        wscores.as_ref().map(|list| list.file.target()),
+        wscores.as_ref().map(|list| list.target()),
     ];
     let places: Vec<&Path> = places.into_iter().flatten().collect();
     if let Some(twice) = (1..places.len()).find(|&i| places[..i].contains(&places[i])) {
@@ -273,36 +272,6 @@ fn scored_passage(fields: Map<String, Value>, score: Option<f32>) -> Map<String,
 /// Text on one line, without the tab that ends a field.
 pub fn one_line(text: &str) -> String {
     text.replace(['\n', '\r', '\t'], " ")
-}
-
-/// A JSON list that is written item by item, with an indent of 4 as FiD writes it.
-struct JsonList {
-    file: ReplacedFile,
-    items: u64,
-}
-
-impl JsonList {
-    fn create(path: &Path) -> Result<Self, TrainError> {
-        Ok(JsonList { file: ReplacedFile::create(path)?, items: 0 })
-    }
-    fn push(&mut self, item: &Map<String, Value>) -> Result<(), TrainError> {
-        let mut bytes = Vec::new();
-        let mut serializer =
-            serde_json::Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
-        item.serialize(&mut serializer).expect("parsed JSON can be written to memory");
-        self.file.write(if self.items == 0 { b"[" } else { b"," as &[u8] })?;
-        // A line end within a text is escaped, so every line here is one of the layout.
-        for line in bytes.split(|&b| b == b'\n') {
-            self.file.write(b"\n    ")?;
-            self.file.write(line)?;
-        }
-        self.items += 1;
-        Ok(())
-    }
-    fn finish(mut self) -> Result<PathBuf, TrainError> {
-        self.file.write(if self.items == 0 { b"[]\n" } else { b"\n]\n" as &[u8] })?;
-        self.file.finish()
-    }
 }
 
 #[cfg(test)]

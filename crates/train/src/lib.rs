@@ -19,7 +19,6 @@ pub mod plan;
 pub mod predict;
 pub mod ranks;
 pub mod records;
-pub mod replace;
 pub mod run;
 pub mod schedule;
 pub mod scratch;
@@ -30,3 +29,4 @@ pub mod step;
 pub mod trainer;
 
 pub use error::TrainError;
+pub use tercio_data::replace;

@@ -168,7 +168,7 @@ fn files_come_out_as_training_data() {
     assert!(error.contains("none of 2 questions") && !output.exists(), "{error}");
     let error =
         mine(&examples, &candidates(), &rules(), MineForm::Dpr, examples.path(), &|| false).unwrap_err();
-    assert!(error.to_string().contains("would replace the questions"), "{error}");
+    assert!(error.to_string().contains("would replace the file"), "{error}");
     for wrong in [
         MineRules { first_rank: 0, ..rules() },
         MineRules { last_rank: 0, ..rules() },

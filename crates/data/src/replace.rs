@@ -1,5 +1,5 @@
-//! A file of results that appears under its name whole or not at all: written beside, synced, renamed. What a killed process
-//! left beside it goes with the next file of that name.
+//! Files of results that appear under their names whole or not at all: written beside, synced, renamed. What a killed process
+//! left beside one goes with the next file of that name.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
-use tercio_data::leftovers::remove_leftovers;
+use serde::Serialize;
+use serde_json::ser::PrettyFormatter;
+use serde_json::{Map, Value};
 
-use crate::error::TrainError;
-use crate::run::beside;
+use crate::error::DataError;
+use crate::leftovers::remove_leftovers;
 
 /// A file that is being written; dropped without [`ReplacedFile::finish`] it leaves nothing behind.
 #[derive(Debug)]
@@ -22,14 +24,16 @@ pub struct ReplacedFile {
 
 /// A file that was changed later may belong to a process that has not locked it yet.
 const YOUNG: Duration = Duration::from_secs(60);
+/// What is tried with it.
+const WRITE: &str = "write the file";
 
 impl ReplacedFile {
     /// Starts a file that will be `path`, whose folder is created. What stands at `path` stays until the end.
     ///
     /// # Errors
     /// When it cannot be written there, or `path` is a folder, a pipe or a device, which a rename would replace.
-    pub fn create(path: &Path) -> Result<Self, TrainError> {
-        let wrong = |source: io::Error| TrainError::Write { path: path.display().to_string(), source };
+    pub fn create(path: &Path) -> Result<Self, DataError> {
+        let wrong = |source: io::Error| DataError::io(path, WRITE)(source);
         // A link keeps pointing to the file that is written.
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if fs::metadata(&target).is_ok_and(|m| !m.is_file()) {
@@ -44,8 +48,7 @@ impl ReplacedFile {
             fs::create_dir_all(folder).map_err(wrong)?;
         }
         remove_leftovers(&target, YOUNG, is_beside);
-        let temporary = beside(&target);
-        let file = File::options().write(true).create_new(true).open(&temporary).map_err(wrong)?;
+        let (temporary, file) = beside(&target).map_err(wrong)?;
         // Tells the living from the dead, as long as it is open.
         let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
         Ok(ReplacedFile { target, temporary, out: Some(BufWriter::new(file)) })
@@ -60,17 +63,16 @@ impl ReplacedFile {
     ///
     /// # Errors
     /// When the disk is full, and the like.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), TrainError> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
         let out = self.out.as_mut().expect("open until it is finished");
-        out.write_all(bytes)
-            .map_err(|source| TrainError::Write { path: self.target.display().to_string(), source })
+        out.write_all(bytes).map_err(DataError::io(&self.target, WRITE))
     }
 
     /// Gives the file its name.
     ///
     /// # Errors
     /// As [`ReplacedFile::write`]; then nothing is left behind.
-    pub fn finish(mut self) -> Result<PathBuf, TrainError> {
+    pub fn finish(mut self) -> Result<PathBuf, DataError> {
         let out = self.out.take().expect("open until it is finished");
         let done = out
             .into_inner()
@@ -81,7 +83,7 @@ impl ReplacedFile {
             Ok(()) => Ok(self.target.clone()),
             Err(source) => {
                 let _ = fs::remove_file(&self.temporary);
-                Err(TrainError::Write { path: self.target.display().to_string(), source })
+                Err(DataError::io(&self.target, WRITE)(source))
             }
         }
     }
@@ -95,7 +97,22 @@ impl Drop for ReplacedFile {
     }
 }
 
-/// Whether `.NAME.` and this is a name of [`beside`]: process and random digits.
+/// A new file in the folder of `target` that no other writer uses: dotted, with our process and eight hexadecimal digits.
+fn beside(target: &Path) -> io::Result<(PathBuf, File)> {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    for attempt in 0..10_000u32 {
+        let path = target.with_file_name(format!(".{name}.{}-{attempt:08x}", std::process::id()));
+        match File::options().write(true).create_new(true).open(&path) {
+            Ok(file) => return Ok((path, file)),
+            // Of another process of this number: an earlier one's, or one on another machine.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(e) => return Err(e),
+        }
+    }
+    Err(io::Error::other("10000 unfinished files lie beside it; remove them"))
+}
+
+/// Whether `.NAME.` and this is a name of [`beside`].
 fn is_beside(tail: &str) -> bool {
     tail.split_once('-').is_some_and(|(pid, random)| {
         pid.parse::<u32>().is_ok() && random.len() == 8 && random.bytes().all(|b| b.is_ascii_hexdigit())
@@ -106,7 +123,7 @@ fn is_beside(tail: &str) -> bool {
 ///
 /// # Errors
 /// It is that file.
-pub fn refuse_source(path: &Path, source: &Path) -> Result<(), TrainError> {
+pub fn refuse_source(path: &Path, source: &Path) -> Result<(), DataError> {
     use std::os::unix::fs::MetadataExt;
     let (Ok(place), Ok(read)) = (fs::metadata(path), fs::metadata(source)) else {
         return Ok(());
@@ -114,11 +131,76 @@ pub fn refuse_source(path: &Path, source: &Path) -> Result<(), TrainError> {
     if (place.dev(), place.ino()) != (read.dev(), read.ino()) {
         return Ok(());
     }
-    Err(TrainError::Unusable(format!(
-        "{}: the results would replace the questions that they are made from ({}); name another file",
-        path.display(),
-        source.display()
-    )))
+    Err(DataError::file(
+        path,
+        format!(
+            "the results would replace the file that they are made from ({}); name another",
+            source.display()
+        ),
+    ))
+}
+
+/// A JSON list that is written item by item, with an indent of 4 as FiD writes it.
+#[derive(Debug)]
+pub struct JsonList {
+    file: ReplacedFile,
+    items: u64,
+}
+
+impl JsonList {
+    /// Starts the list, as [`ReplacedFile::create`].
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn create(path: &Path) -> Result<JsonList, DataError> {
+        Ok(JsonList { file: ReplacedFile::create(path)?, items: 0 })
+    }
+
+    /// The path that it will have, links followed.
+    pub fn target(&self) -> &Path {
+        self.file.target()
+    }
+
+    /// An item as [`JsonList::push_bytes`] takes it.
+    pub fn bytes(item: &Map<String, Value>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut serializer =
+            serde_json::Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
+        item.serialize(&mut serializer).expect("parsed JSON can be written to memory");
+        bytes
+    }
+
+    /// Adds an item.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn push(&mut self, item: &Map<String, Value>) -> Result<(), DataError> {
+        self.push_bytes(&Self::bytes(item))
+    }
+
+    /// Adds an item that is JSON already, its lines as [`JsonList::bytes`] lays them out.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn push_bytes(&mut self, item: &[u8]) -> Result<(), DataError> {
+        self.file.write(if self.items == 0 { b"[" } else { b"," as &[u8] })?;
+        // A line end within a text is escaped, so every line here is one of the layout.
+        for line in item.split(|&b| b == b'\n') {
+            self.file.write(b"\n    ")?;
+            self.file.write(line)?;
+        }
+        self.items += 1;
+        Ok(())
+    }
+
+    /// Ends the list and gives the file its name.
+    ///
+    /// # Errors
+    /// As [`ReplacedFile::finish`].
+    pub fn finish(mut self) -> Result<PathBuf, DataError> {
+        self.file.write(if self.items == 0 { b"[]\n" } else { b"\n]\n" as &[u8] })?;
+        self.file.finish()
+    }
 }
 
 #[cfg(test)]
@@ -136,7 +218,7 @@ mod tests {
         std::os::unix::fs::symlink(&source, &link).unwrap();
         for name in [&source, &link, &dir.path().join("./q.jsonl")] {
             let error = refuse_source(name, &source).unwrap_err().to_string();
-            assert!(error.contains("would replace the questions"), "{error}");
+            assert!(error.contains("would replace the file"), "{error}");
         }
     }
 
