@@ -10,7 +10,9 @@ use std::path::PathBuf;
 use golden_folder::golden_folder;
 use safetensors::SafeTensors;
 use serde_json::Value;
+use tercio_engine::cpu::{Isa, Precision};
 use tercio_engine::{AdamStep, Arena, Cpu, Device, Span, Tape, Tensor};
+use tercio_models::encoder::EncoderConfig;
 use tercio_models::folder::ModelFolder;
 use tercio_models::retriever::{LoadedRetriever, Pooling, Retriever, RetrieverConfig, RetrieverHeaders};
 
@@ -267,5 +269,44 @@ fn golden_folder_is_written_as_it_was_read() {
     for (name, tensor) in before.tensors() {
         let other = after.tensor(&name).unwrap();
         assert!(tensor.shape() == other.shape() && tensor.data() == other.data(), "{name}");
+    }
+}
+
+/// Products in bf16 err by 2^-8 of their size a layer (`golden_bf16.rs` of tercio-train says why), the head being one more:
+/// vectors and scores by so much of the greatest of them, the loss of itself, a gradient by twice that of its norm.
+#[test]
+fn golden_bf16_lies_near_f32() {
+    let case = case();
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    for variant in case.input["variants"].as_object().unwrap().keys() {
+        let of = |device: &Cpu| {
+            let loaded = case.open(variant, device);
+            let mut gradients = Arena::zeros(device, loaded.model.layout());
+            let values = case.run(&loaded.model, &loaded.parameters, device, &mut gradients);
+            (values, device.read_f64(gradients.all()), loaded.model.config)
+        };
+        let (wanted, gradient, config) = of(&Cpu::new(2).unwrap());
+        let EncoderConfig::Bert(bert) = &config.encoder else { panic!("{:?}", config.encoder) };
+        let distance = (bert.num_hidden_layers + usize::from(config.projection)) as f64 / 256.0;
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            let what = format!("{variant} on {}", isa.name());
+            let (found, rounded, _) = of(&Cpu::with_isa(2, isa).unwrap().with_precision(Precision::Bf16));
+            let off = [0, 1, 2, 3].map(|i| {
+                let greatest = |values: &mut dyn Iterator<Item = f64>| {
+                    values.map(f64::abs).inspect(|v| assert!(v.is_finite(), "{what}")).fold(0.0, f64::max)
+                };
+                let difference = greatest(&mut found[i].iter().zip(&wanted[i]).map(|(f, w)| f - w));
+                difference / greatest(&mut wanted[i].iter().copied())
+            });
+            let gradient_off = norm(&mut rounded.iter().zip(&gradient).map(|(f, w)| f - w))
+                / norm(&mut gradient.iter().copied());
+            let said = off.map(|off| format!("{off:.2e}")).join(", ");
+            println!(
+                "{what}: of {distance:.2e} questions, passages, scores, loss {said}, gradient {gradient_off:.2e}"
+            );
+            assert!(off[0] > 0.0 && off[1] > 0.0, "{what}: nothing was rounded");
+            assert!(off.iter().all(|&off| off <= distance), "{what}: {said} off, expected {distance:.2e}");
+            assert!(gradient_off <= 2.0 * distance, "{what}: gradient is {gradient_off:.2e} of its norm off");
+        }
     }
 }
