@@ -1,0 +1,126 @@
+//! From text to the words that are indexed; a query goes the same way.
+//!
+//! Words are runs of letters and digits as Unicode has them, in lower case. `english` leaves out the most frequent words and takes
+//! endings off the others (`stem.rs`).
+
+use serde::{Deserialize, Serialize};
+
+use super::stem::stem;
+
+/// Longest word in bytes; of a longer one its beginning stands for it.
+const MOST_BYTES: usize = 255;
+
+/// How text becomes words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Analyzer {
+    /// Words in lower case, nothing else.
+    #[default]
+    Plain,
+    /// Without the words that are in every English text, and with endings taken off.
+    English,
+}
+
+/// Words without which an English text means the same: articles, prepositions, pronouns, forms of "to be", and what an apostrophe
+/// leaves of a word.
+const STOPWORDS: [&str; 50] = [
+    "a", "an", "and", "are", "as", "at", "be", "been", "but", "by", "did", "do", "does", "for", "from",
+    "had", "has", "have", "he", "her", "his", "if", "in", "into", "is", "it", "its", "no", "not", "of", "on",
+    "or", "s", "she", "such", "t", "that", "the", "their", "then", "there", "these", "they", "this", "to",
+    "was", "were", "which", "will", "with",
+];
+
+impl Analyzer {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Analyzer::Plain => "plain",
+            Analyzer::English => "english",
+        }
+    }
+
+    /// Gives the words of a text to `word`, in their order. `room` is only memory to work in.
+    pub fn words(self, text: &str, room: &mut String, mut word: impl FnMut(&str)) {
+        // Runs of letters and digits; the common case, a byte of ASCII, is decided without decoding.
+        let bytes = text.as_bytes();
+        let mut at = 0;
+        while at < bytes.len() {
+            let start = at;
+            let mut ascii = true;
+            while at < bytes.len() {
+                if bytes[at].is_ascii() {
+                    if !bytes[at].is_ascii_alphanumeric() {
+                        break;
+                    }
+                    at += 1;
+                } else {
+                    // A byte that is not ASCII begins a character here: `at` only ever goes by whole ones.
+                    let Some(c) = text[at..].chars().next().filter(|c| c.is_alphanumeric()) else { break };
+                    ascii = false;
+                    at += c.len_utf8();
+                }
+            }
+            if at > start {
+                self.word(&text[start..at], ascii, room, &mut word);
+            }
+            // Past the character that ended it.
+            at += text[at..].chars().next().map_or(0, char::len_utf8);
+        }
+    }
+
+    fn word(self, found: &str, ascii: bool, room: &mut String, word: &mut impl FnMut(&str)) {
+        room.clear();
+        if ascii {
+            room.push_str(found);
+            room.make_ascii_lowercase();
+        } else {
+            room.push_str(&found.to_lowercase());
+        }
+        if room.len() > MOST_BYTES {
+            let end = (0..=MOST_BYTES).rev().find(|&i| room.is_char_boundary(i)).unwrap_or(0);
+            room.truncate(end);
+        }
+        if self == Analyzer::English {
+            if STOPWORDS.binary_search(&room.as_str()).is_ok() {
+                return;
+            }
+            stem(room);
+        }
+        word(room);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(analyzer: Analyzer, text: &str) -> Vec<String> {
+        let mut all = Vec::new();
+        analyzer.words(text, &mut String::new(), |w| all.push(w.to_owned()));
+        all
+    }
+
+    #[test]
+    fn words_are_runs_of_letters_and_digits() {
+        let plain = |text| words(Analyzer::Plain, text);
+        assert_eq!(
+            plain("The U.S.'s 1st—Ärger, \u{39f}\u{394}\u{39f}\u{3a3}!"),
+            ["the", "u", "s", "s", "1st", "ärger", "οδος"]
+        );
+        assert_eq!(plain("東京 2020年"), ["東京", "2020年"]);
+        for none in ["", " ", "—…\u{1f600}", "\u{301}"] {
+            assert!(plain(none).is_empty(), "{none:?}");
+        }
+        // Cut between characters.
+        assert_eq!(words(Analyzer::Plain, &"é".repeat(200)), ["é".repeat(127)]);
+        assert_eq!(words(Analyzer::Plain, &"x".repeat(300)), ["x".repeat(255)]);
+    }
+
+    #[test]
+    fn english_leaves_out_stopwords_and_endings() {
+        let english = |text| words(Analyzer::English, text);
+        assert_eq!(english("The capitals of the nation's states"), ["capit", "nation", "state"]);
+        assert!(english("It is not in there").is_empty());
+        assert!(STOPWORDS.is_sorted());
+    }
+}
