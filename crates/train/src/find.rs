@@ -1,0 +1,198 @@
+//! Finding passages: an index folder of any kind, opened, and asked with the texts of questions.
+//!
+//! ```text
+//! build_bm25(dir, &passages, &settings, memory, stop, progress)      append_bm25(...)       make or extend an index
+//! Finder::open(dir, &FindSettings { .. })                            the index and its passages
+//! finder.search(&["who ...?"], depth, stop)  ->  Vec<Vec<Hit>>       best first; a hit is a row and a score
+//! finder.passages().get(hit.row as usize)                            the passage of a row, with its id
+//! queries::Queries::open(path, cache)                                questions of a file, whatever its form
+//! search_among(world, &finder, &queries, depth, stop, each)          the same by all ranks; rank 0 has it all
+//! write_found_among(world, &finder, &queries, &settings, out, ..)    and into a file: FiD's JSON, JSON lines, a TREC run
+//! ```
+//!
+//! Indexes of vectors take a model that embeds the questions; BM25 takes none.
+
+use std::path::{Path, PathBuf};
+
+use tercio_data::Passages;
+use tercio_search::bm25::{self, Bm25Constants, Bm25Index, Bm25Settings, Progress};
+use tercio_search::manifest::Manifest;
+use tercio_search::{Hit, SearchError};
+
+use crate::error::TrainError;
+use crate::scratch::ScratchFolder;
+
+pub mod queries;
+mod ranks;
+
+pub use ranks::{FoundReport, FoundSettings, search_among, write_found_among};
+
+/// How an index is opened and asked.
+#[derive(Clone, Debug, Default)]
+pub struct FindSettings {
+    /// The collection, where it is not where it was when it was indexed.
+    pub passages: Option<PathBuf>,
+    /// Folder for the index of the collection's file; default: a temporary one.
+    pub cache_dir: Option<PathBuf>,
+    /// BM25's constants, where they are not to be those of the index: k1 and b.
+    pub k1: Option<f64>,
+    /// See `k1`.
+    pub b: Option<f64>,
+    /// Compare the checksums of all files first.
+    pub verify: bool,
+}
+
+/// An open index of any kind.
+pub enum AnyIndex {
+    /// By words.
+    Bm25(Bm25Index),
+}
+
+impl AnyIndex {
+    /// Opens the index of a folder.
+    ///
+    /// # Errors
+    /// No finished index, damage, a kind that this version does not know, settings that do not go with the kind.
+    pub fn open(dir: &Path, settings: &FindSettings) -> Result<AnyIndex, TrainError> {
+        let manifest = Manifest::read(dir)?;
+        if settings.verify {
+            manifest.verify(dir, &|| false)?;
+        }
+        match manifest.kind.as_str() {
+            bm25::KIND => {
+                let mut index = Bm25Index::open(dir, None)?;
+                let own = index.constants();
+                let given =
+                    Bm25Constants { k1: settings.k1.unwrap_or(own.k1), b: settings.b.unwrap_or(own.b) };
+                if given != own {
+                    given.check().map_err(|e| TrainError::Options(e.to_string()))?;
+                    index.set_constants(given)?;
+                }
+                Ok(AnyIndex::Bm25(index))
+            }
+            other => Err(TrainError::Unusable(format!(
+                "{}: an index of kind {other:?}, which this version of Tercio does not know; it knows bm25",
+                dir.display()
+            ))),
+        }
+    }
+
+    /// What the folder says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        match self {
+            AnyIndex::Bm25(index) => index.manifest(),
+        }
+    }
+
+    /// The best `depth` passages for each question, best first. BM25 finds passages with a word of the question only, so there may be fewer.
+    ///
+    /// # Errors
+    /// Damage; [`TrainError::Stopped`].
+    pub fn search<S: AsRef<str> + Sync>(
+        &self,
+        questions: &[S],
+        depth: usize,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Vec<Hit>>, TrainError> {
+        match self {
+            AnyIndex::Bm25(index) => Ok(index.search(questions, depth, stop)?),
+        }
+    }
+}
+
+/// An index with its passages.
+pub struct Finder {
+    index: AnyIndex,
+    passages: Passages,
+    /// Where the index of the passages' file lies, unless it has a folder.
+    _scratch: Option<ScratchFolder>,
+}
+
+impl Finder {
+    /// Opens an index and its collection.
+    ///
+    /// # Errors
+    /// As [`AnyIndex::open`]; a collection that is gone, or is not the one that was indexed.
+    pub fn open(dir: &Path, settings: &FindSettings) -> Result<Finder, TrainError> {
+        let index = AnyIndex::open(dir, settings)?;
+        let collection = &index.manifest().collection;
+        let path = settings.passages.as_deref().unwrap_or(&collection.path);
+        if !path.exists() {
+            return Err(TrainError::Unusable(format!(
+                "{}: the passages of the index {} are not there; name their file with --passages",
+                path.display(),
+                dir.display()
+            )));
+        }
+        let scratch = match settings.cache_dir {
+            Some(_) => None,
+            None => Some(ScratchFolder::new()?),
+        };
+        let cache = settings.cache_dir.as_deref().or(scratch.as_ref().map(ScratchFolder::path));
+        let passages = Passages::open(path, cache.unwrap_or(Path::new(".")))?;
+        collection.check(dir, &passages)?;
+        Ok(Finder { index, passages, _scratch: scratch })
+    }
+
+    /// The index.
+    pub fn index(&self) -> &AnyIndex {
+        &self.index
+    }
+
+    /// The collection: a hit's row is a passage of it.
+    pub fn passages(&self) -> &Passages {
+        &self.passages
+    }
+
+    /// See [`AnyIndex::search`].
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn search<S: AsRef<str> + Sync>(
+        &self,
+        questions: &[S],
+        depth: usize,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Vec<Hit>>, TrainError> {
+        self.index.search(questions, depth, stop)
+    }
+}
+
+/// Builds a BM25 index of a collection: [`Bm25Index::build`].
+///
+/// # Errors
+/// Likewise.
+pub fn build_bm25(
+    dir: &Path,
+    passages: &Passages,
+    settings: &Bm25Settings,
+    memory: u64,
+    stop: &dyn Fn() -> bool,
+    progress: Progress<'_>,
+) -> Result<Manifest, TrainError> {
+    Ok(Bm25Index::build(dir, passages, settings, memory, stop, progress)?)
+}
+
+/// Adds what a collection has gained at its end to its BM25 index: [`Bm25Index::append`].
+///
+/// # Errors
+/// Likewise.
+pub fn append_bm25(
+    dir: &Path,
+    passages: &Passages,
+    memory: u64,
+    stop: &dyn Fn() -> bool,
+    progress: Progress<'_>,
+) -> Result<Option<Manifest>, TrainError> {
+    Ok(Bm25Index::append(dir, passages, memory, stop, progress)?)
+}
+
+impl From<SearchError> for TrainError {
+    fn from(error: SearchError) -> TrainError {
+        match error {
+            SearchError::Stopped => TrainError::Stopped,
+            SearchError::Data(error) => TrainError::Data(error),
+            other => TrainError::Unusable(other.to_string()),
+        }
+    }
+}
