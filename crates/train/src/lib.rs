@@ -7,6 +7,7 @@ pub mod decoding;
 pub mod embed;
 pub mod error;
 pub mod evaluate;
+pub mod find;
 pub mod grace;
 pub mod inspect;
 pub mod layer_norms;
