@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::device::Device;
+use crate::device::{Device, Matrix};
 use crate::params::{Arena, Param};
 use crate::random::{self, Dropout};
 use crate::tensor::Tensor;
@@ -97,6 +97,13 @@ impl<D: Device> Gradients<'_, D> {
             Some(sum) => self.device.add(sum.view_mut(), gradient.view()),
             slot => *slot = Some(gradient),
         }
+    }
+    /// Adds the product `a b` to a value's gradient; where it is the first nothing is filled or read.
+    pub fn add_product(&mut self, id: usize, a: Matrix<'_, D>, b: Matrix<'_, D>) {
+        let slot = &mut self.slots[id];
+        let is_sum = slot.is_some();
+        let sum = slot.get_or_insert_with(|| Tensor::scratch(&self.device, a.rows, b.columns));
+        self.device.product(a, b, sum.view_mut(), is_sum);
     }
     /// The slot of a value to add into, zero if it was empty.
     pub fn sum(&mut self, id: usize, rows: usize, columns: usize) -> &mut Tensor<D> {

@@ -69,6 +69,8 @@ impl Target {
     }
 }
 
+/// Steps of the inner dimension for each line that a tile asks for ahead: eight tiles ask for the whole of a panel of 32 columns.
+const STEPS: usize = 4;
 /// Elements of a cache line; packed panels begin at one, so that no load crosses a border.
 const LINE: usize = 16;
 
@@ -341,12 +343,14 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
     for j0 in (part.j0..part.j1).step_by(JB) {
         for p in (0..k).step_by(KC) {
             let depth = KC.min(k - p);
+            let steps = if L::PAIRS { depth.div_ceil(2) } else { depth };
             let fresh = p == 0 && !accumulate;
             let lp = if whole_left { unsafe { la.add(p * padded) } } else { la };
             if !whole_left {
                 pack_left(p, depth, lp);
             }
-            for j in j0..part.j1.min(j0 + JB) {
+            let j1 = part.j1.min(j0 + JB);
+            for j in j0..j1 {
                 let columns = nr.min(n - j * nr);
                 unsafe {
                     let panel = match packed {
@@ -357,6 +361,16 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
                             lb
                         }
                     };
+                    // The panel after this one, of which each tile asks for its share.
+                    let mut ahead = match packed {
+                        Packed::Whole(d) if j + 1 < j1 => {
+                            d.at(p * np * nr + (j + 1) * nr * depth) as *const f32
+                        }
+                        Packed::Whole(d) if p + KC < k => {
+                            d.at((p + KC) * np * nr + j0 * nr * KC.min(k - p - KC)) as *const f32
+                        }
+                        _ => panel,
+                    };
                     for i in (part.i0..part.i1).step_by(MR) {
                         let target = c.at(i * stride + j * nr);
                         // The next tile's part of the result comes from far away; it is asked for while this one computes.
@@ -365,7 +379,10 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
                             prefetch(target.add(x * stride + columns - 1));
                         }
                         let (block, size) = (lp.add((i - part.i0) * depth), (MR.min(part.i1 - i), columns));
-                        border_tile::<L, MR, NV>(depth, block, panel, target, stride, fresh, size, &mut edge);
+                        border_tile::<L, MR, NV>(
+                            steps, block, panel, target, stride, fresh, ahead, size, &mut edge,
+                        );
+                        ahead = ahead.wrapping_add(steps / STEPS * LINE);
                     }
                 }
             }
@@ -378,18 +395,19 @@ unsafe fn panels<L: Lanes, const MR: usize, const NV: usize>(
 /// and its valid part copied.
 #[inline(always)]
 unsafe fn border_tile<L: Lanes, const MR: usize, const NV: usize>(
-    depth: usize,
+    steps: usize,
     a: *const f32,
     b: *const f32,
     c: *mut f32,
     stride: usize,
     fresh: bool,
+    ahead: *const f32,
     size: (usize, usize),
     edge: &mut [f32; 14 * 32],
 ) {
     let nr = NV * L::N;
     if size == (MR, nr) {
-        return unsafe { tile::<L, MR, NV>(depth, a, b, c, stride, fresh) };
+        return unsafe { tile::<L, MR, NV>(steps, a, b, c, stride, fresh, ahead) };
     }
     let beside = edge.as_mut_ptr();
     unsafe {
@@ -398,7 +416,7 @@ unsafe fn border_tile<L: Lanes, const MR: usize, const NV: usize>(
                 std::ptr::copy_nonoverlapping(c.add(x * stride), beside.add(x * nr), size.1);
             }
         }
-        tile::<L, MR, NV>(depth, a, b, beside, nr, fresh);
+        tile::<L, MR, NV>(steps, a, b, beside, nr, fresh, ahead);
         for x in 0..size.0 {
             std::ptr::copy_nonoverlapping(beside.add(x * nr), c.add(x * stride), size.1);
         }
@@ -416,15 +434,17 @@ pub(super) fn prefetch(p: *const f32) {
     let _ = p;
 }
 
-/// `MR x (NV * N)` elements of the result in registers over one depth block.
+/// `MR x (NV * N)` elements of the result in registers over one depth block of `steps` factors, or pairs of factors. What
+/// lies `ahead` is asked for, a line every [`STEPS`].
 #[inline(always)]
 unsafe fn tile<L: Lanes, const MR: usize, const NV: usize>(
-    depth: usize,
+    steps: usize,
     mut a: *const f32,
     mut b: *const f32,
     c: *mut f32,
     stride: usize,
     fresh: bool,
+    mut ahead: *const f32,
 ) {
     unsafe {
         let mut r = [[L::zero(); NV]; MR];
@@ -435,7 +455,7 @@ unsafe fn tile<L: Lanes, const MR: usize, const NV: usize>(
                 }
             }
         }
-        for _ in 0..if L::PAIRS { depth.div_ceil(2) } else { depth } {
+        let mut step = || {
             let mut y = [L::zero(); NV];
             for (v, x) in y.iter_mut().enumerate() {
                 *x = L::load(b.add(v * L::N));
@@ -448,6 +468,16 @@ unsafe fn tile<L: Lanes, const MR: usize, const NV: usize>(
             }
             a = a.add(MR);
             b = b.add(NV * L::N);
+        };
+        for _ in 0..steps / STEPS {
+            prefetch(ahead);
+            ahead = ahead.wrapping_add(LINE);
+            for _ in 0..STEPS {
+                step();
+            }
+        }
+        for _ in 0..steps % STEPS {
+            step();
         }
         for (i, row) in r.iter().enumerate() {
             for (v, x) in row.iter().enumerate() {

@@ -33,7 +33,6 @@ impl<'p, D: Device> Node<'p, D> for Linear<D> {
         };
         let x = &self.x.tensor;
         tape.device.product(dy.matrix().t(), x.matrix(), gradients.parameters.view_mut(self.weight), true);
-        let dx = gradients.sum(self.x.id, x.rows, x.columns);
-        tape.device.product(dy.matrix(), tape.parameters.matrix(self.weight), dx.view_mut(), true);
+        gradients.add_product(self.x.id, dy.matrix(), tape.parameters.matrix(self.weight));
     }
 }

@@ -106,10 +106,8 @@ impl<'p, D: Device> Node<'p, D> for Linear<D> {
         }
         let x = self.x.value(tape);
         device.product(dy.matrix().t(), x.matrix(), gradients.parameters.view_mut(self.weight), true);
-        let (rows, columns) = (x.rows, x.columns);
         drop(x);
-        let dx = gradients.sum(self.x.id, rows, columns);
-        device.product(dy.matrix(), tape.parameters.matrix(self.weight), dx.view_mut(), true);
+        gradients.add_product(self.x.id, dy.matrix(), tape.parameters.matrix(self.weight));
     }
 }
 
@@ -125,8 +123,7 @@ impl<'p, D: Device> Node<'p, D> for Residual<D> {
         let dropped = sub_layer_gradient(device, &dy, self.bias, self.dropout, gradients);
         let d = dropped.as_ref().unwrap_or(&dy);
         device.product(d.matrix().t(), x.matrix(), gradients.parameters.view_mut(self.weight), true);
-        let dx = gradients.sum(self.x.id, x.rows, x.columns);
-        device.product(d.matrix(), tape.parameters.matrix(self.weight), dx.view_mut(), true);
+        gradients.add_product(self.x.id, d.matrix(), tape.parameters.matrix(self.weight));
         drop(dropped);
         gradients.add(self.residual, dy);
     }

@@ -51,8 +51,7 @@ impl<'p, D: Device> Node<'p, D> for LinearResidual<D> {
         });
         let d = dropped.as_ref().unwrap_or(&dy);
         device.product(d.matrix().t(), x.matrix(), gradients.parameters.view_mut(self.weight), true);
-        let dx = gradients.sum(self.x.id, x.rows, x.columns);
-        device.product(d.matrix(), tape.parameters.matrix(self.weight), dx.view_mut(), true);
+        gradients.add_product(self.x.id, d.matrix(), tape.parameters.matrix(self.weight));
         gradients.add(self.residual, dy);
     }
 }
