@@ -155,7 +155,7 @@ mod tests {
         let (Some(before), Some(_)) = (resident(), available()) else {
             return;
         };
-        let block = vec![1u8; 64 << 20];
+        let block = std::hint::black_box(vec![1u8; 64 << 20]);
         let grown = resident().unwrap();
         assert!(grown >= before.saturating_sub(32 << 20) + (64 << 20), "{before} {grown} {}", block.len());
         assert!(peak_resident().unwrap() >= grown.saturating_sub(1 << 20));
