@@ -20,7 +20,7 @@ pub const RRF_K: f64 = 60.0;
 /// What is done to a list's scores before they are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Normalisation {
-    /// (score - least) / (greatest - least), from 0 to 1; 1 where all are equal.
+    /// (score - least) / (greatest - least), from 0 to 1. Where all are equal they are 1, and 0 for a passage that the list lacks.
     #[default]
     MinMax,
     /// (score - mean) / standard deviation, over the passages of the list; 0 where all are equal.
