@@ -9,7 +9,8 @@ pub(super) fn exp<const F: bool>(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
     let c = if x > 88.0 { 88.0 } else { x };
     let c = if c < -87.3 { -87.3 } else { c };
-    let n = fma::<F>(c, std::f32::consts::LOG2_E, ROUND) - ROUND;
+    let rounded = fma::<F>(c, std::f32::consts::LOG2_E, ROUND);
+    let n = rounded - ROUND;
     let r = fma::<F>(n, -0.693_359_4, c);
     let r = fma::<F>(n, 2.121_944_4e-4, r);
     let p = fma::<F>(1.987_569_1e-4, r, 1.398_199_9e-3);
@@ -18,8 +19,10 @@ pub(super) fn exp<const F: bool>(x: f32) -> f32 {
     let p = fma::<F>(p, r, 1.666_666_5e-1);
     let p = fma::<F>(p, r, 0.5);
     let y = fma::<F>(p, r * r, r + 1.0);
-    let y = f32::from_bits(y.to_bits().wrapping_add(((n as i32) << 23) as u32));
-    if x < -87.3 { 0.0 } else { y }
+    // The last bits of `rounded` are n: a conversion, which must mind numbers beyond every integer, would not be vectorised.
+    let y = f32::from_bits(y.to_bits().wrapping_add(rounded.to_bits() << 23));
+    let y = if x < -87.3 { 0.0 } else { y };
+    if x.is_nan() { x } else { y }
 }
 
 /// tanh(x) = 1 - 2 / (exp(2x) + 1) away from zero, an odd polynomial near it. Absolute error below 2e-7.
