@@ -29,6 +29,12 @@ impl Top {
         self.least
     }
 
+    /// Without hits, but what was not among the best so far is not kept either: for other rows of the same search, whose best
+    /// are then offered to this one.
+    pub fn emptied(&self) -> Top {
+        Top { hits: Vec::new(), ..*self }
+    }
+
     /// Offers one hit.
     #[inline]
     pub fn offer(&mut self, row: u64, score: f32) {

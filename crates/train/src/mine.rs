@@ -20,7 +20,7 @@ mod candidates;
 mod search;
 
 pub use candidates::{Candidates, Collection, id_text, same_ids};
-pub use search::{Found, exact_search};
+pub use search::exact_search;
 
 /// Keeps these draws apart from others with the same seed.
 const TAG: u64 = 0x6d69_6e65;

@@ -91,6 +91,13 @@ impl Vectors {
         self.manifest.shards.len()
     }
 
+    /// SHA-256 over the checksums of all shards' vectors, in hexadecimal digits: equal rows give equal fingerprints.
+    pub fn fingerprint(&self) -> String {
+        let mut sum = Sha256::new();
+        self.manifest.shards.iter().for_each(|shard| sum.update(shard.vectors_sha256.as_bytes()));
+        hex(&sum.finalize())
+    }
+
     /// Opens a shard.
     ///
     /// # Errors
@@ -173,24 +180,42 @@ impl VectorShard {
     /// # Errors
     /// Rows that are not there, a file that cannot be read, numbers that are none.
     pub fn rows(&self, start: usize, out: &mut [f32]) -> Result<(), DataError> {
-        let count = out.len() / self.dimension;
-        if !out.len().is_multiple_of(self.dimension)
-            || start.checked_add(count).is_none_or(|end| end > self.len())
-        {
+        let mut bytes = vec![0; out.len() * self.dtype.bytes()];
+        self.stored(start, &mut bytes)?;
+        self.decode(start, &bytes, out)
+    }
+
+    /// Reads the bytes of rows from `start` on as they are stored; `out` holds whole rows. What they say is not looked at.
+    ///
+    /// # Errors
+    /// Rows that are not there, a file that cannot be read.
+    pub fn stored(&self, start: usize, out: &mut [u8]) -> Result<(), DataError> {
+        let row = self.dimension * self.dtype.bytes();
+        let count = out.len() / row;
+        if !out.len().is_multiple_of(row) || start.checked_add(count).is_none_or(|end| end > self.len()) {
             return Err(DataError::Setting(format!(
-                "{}: has {} rows of {} numbers, {} numbers from row {start} were asked for",
+                "{}: has {} rows of {} numbers, {} bytes from row {start} were asked for",
                 self.path.display(),
                 self.len(),
                 self.dimension,
                 out.len()
             )));
         }
-        let row = self.dimension * self.dtype.bytes();
-        let mut bytes = vec![0; count * row];
         self.file
-            .read_exact_at(&mut bytes, start as u64 * row as u64)
-            .map_err(DataError::io(&self.path, "read the file"))?;
-        self.dtype.decode(&bytes, out);
+            .read_exact_at(out, start as u64 * row as u64)
+            .map_err(DataError::io(&self.path, "read the file"))
+    }
+
+    /// Numbers of the rows from `start` on that [`VectorShard::stored`] has read.
+    ///
+    /// # Errors
+    /// Numbers that are none.
+    pub fn decode(&self, start: usize, bytes: &[u8], out: &mut [f32]) -> Result<(), DataError> {
+        self.dtype.decode(bytes, out);
+        // Greatest exponents by words: the search for the place does not vectorise.
+        if out.iter().fold(0, |most, v| (v.to_bits() & 0x7fff_ffff).max(most)) < 0x7f80_0000 {
+            return Ok(());
+        }
         match out.iter().position(|v| !v.is_finite()) {
             None => Ok(()),
             Some(at) => Err(DataError::file(

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use tercio_data::retrieval::{RetrievalExample, RunFile};
 use tercio_data::{Passage, Passages, Vectors};
+use tercio_search::Hit;
 
-use super::search::Found;
 use crate::error::TrainError;
 
 /// Rows between two looks at whether to stop.
@@ -115,7 +115,7 @@ pub enum Candidates {
     /// Those of a run, by the question's id.
     Run(RunFile, Collection),
     /// Those that a search found, by the question's row; rows of the collection.
-    Search(Vec<Vec<Found>>, Passages),
+    Search(Vec<Vec<Hit>>, Passages),
 }
 
 impl Candidates {
@@ -138,8 +138,9 @@ impl Candidates {
                 run.documents(&id).iter().take(depth).map(of).collect::<Result<Vec<_>, TrainError>>()?
             }
             Candidates::Search(found, passages) => {
-                let of = |found: &Found| {
-                    Ok(Passage { score: Some(found.score.into()), ..passages.get(found.row)? })
+                let of = |found: &Hit| {
+                    let row = found.row as usize;
+                    Ok(Passage { score: Some(found.score.into()), ..passages.get(row)? })
                 };
                 found[row].iter().take(depth).map(of).collect::<Result<Vec<_>, TrainError>>()?
             }

@@ -1,0 +1,171 @@
+//! Consecutive rows in memory, as they are stored, and their 8-bit copies.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use tercio_data::Vectors;
+use tercio_data::vectors::{VectorDtype, VectorShard};
+use tercio_engine::Cpu;
+use tercio_engine::cpu::StoredRows;
+use tercio_engine::cpu::screen::Screen;
+
+use super::Metric;
+use crate::error::SearchError;
+
+/// Squares of norms below this one count as zero.
+const LEAST_SQUARE: f32 = 1e-30;
+
+/// Where the rows of a piece lie.
+pub(crate) struct Place {
+    shard: std::sync::Arc<VectorShard>,
+    start: usize,
+    count: usize,
+}
+
+impl Place {
+    /// The first row in the whole set.
+    pub fn first(&self) -> u64 {
+        self.shard.first() + self.start as u64
+    }
+
+    /// One row of the same shard.
+    pub fn one(&self, row: u64) -> Place {
+        Place { shard: self.shard.clone(), start: (row - self.shard.first()) as usize, count: 1 }
+    }
+}
+
+/// The rows of some shards, cut into pieces of at most `rows`, in order.
+pub(crate) fn places(
+    vectors: &Vectors,
+    shards: Range<usize>,
+    rows: usize,
+) -> Result<Vec<Place>, SearchError> {
+    let mut places = Vec::new();
+    for number in shards {
+        let shard = std::sync::Arc::new(vectors.shard(number)?);
+        for start in (0..shard.len()).step_by(rows) {
+            let count = rows.min(shard.len() - start);
+            places.push(Place { shard: shard.clone(), start, count });
+        }
+    }
+    Ok(places)
+}
+
+/// Consecutive rows.
+pub(crate) struct Piece {
+    dir: PathBuf,
+    /// The first in the whole set.
+    pub first: u64,
+    pub count: usize,
+    dimension: usize,
+    dtype: VectorDtype,
+    bytes: Vec<u8>,
+    /// Of every row, for cosines; 0 for a vector that counts as zero.
+    norms: Option<Vec<f32>>,
+    pub screen: Option<Screen>,
+}
+
+impl Piece {
+    /// Reads rows, and copies them where they are to be screened.
+    pub fn read(
+        cpu: &Cpu,
+        vectors: &Vectors,
+        place: &Place,
+        metric: Metric,
+        screened: bool,
+    ) -> Result<Piece, SearchError> {
+        let (dimension, dtype) = (vectors.dimension(), vectors.settings().dtype);
+        let mut bytes = vec![0; place.count * dimension * dtype.bytes()];
+        place.shard.stored(place.start, &mut bytes)?;
+        let mut piece = Piece {
+            dir: vectors.dir().to_owned(),
+            first: place.first(),
+            count: place.count,
+            dimension,
+            dtype,
+            bytes,
+            norms: None,
+            screen: None,
+        };
+        let mut values = Vec::new();
+        if screened || metric == Metric::Cosine {
+            values.resize(place.count * dimension, 0.0);
+            place.shard.decode(place.start, &piece.bytes, &mut values)?;
+        }
+        if metric == Metric::Cosine {
+            let norms = values.chunks_exact(dimension).enumerate().map(|(row, x)| {
+                let mut square = [0.0];
+                cpu.dots(x, piece.rows(row, 1), &mut square);
+                norm(square[0]).ok_or_else(|| piece.beyond(row))
+            });
+            piece.norms = Some(norms.collect::<Result<_, _>>()?);
+        }
+        if screened {
+            let factor = |norm: &f32| if *norm > 0.0 { 1.0 / norm } else { 0.0 };
+            let factors: Option<Vec<f32>> = piece.norms.as_ref().map(|n| n.iter().map(factor).collect());
+            piece.screen = Some(cpu.screen(&values, dimension, factors.as_deref()));
+        }
+        Ok(piece)
+    }
+
+    /// Bytes of memory.
+    pub fn bytes(&self) -> u64 {
+        let norms = self.norms.as_ref().map_or(0, |n| n.len() * size_of::<f32>());
+        (self.bytes.len() + norms) as u64 + self.screen.as_ref().map_or(0, Screen::bytes)
+    }
+
+    fn rows(&self, row: usize, count: usize) -> StoredRows<'_> {
+        let size = self.dimension * self.dtype.bytes();
+        let bytes = &self.bytes[row * size..(row + count) * size];
+        match self.dtype {
+            VectorDtype::F32 => StoredRows::F32(bytes.as_chunks().0),
+            VectorDtype::F16 => StoredRows::F16(bytes.as_chunks().0),
+            VectorDtype::Bf16 => StoredRows::Bf16(bytes.as_chunks().0),
+        }
+    }
+
+    /// Scores of rows `row..row + scores.len()`; `norm` is the query's, for cosines.
+    pub fn scores(
+        &self,
+        cpu: &Cpu,
+        query: &[f32],
+        norm: f32,
+        row: usize,
+        scores: &mut [f32],
+    ) -> Result<(), SearchError> {
+        cpu.dots(query, self.rows(row, scores.len()), scores);
+        if let Some(norms) = &self.norms {
+            for (score, own) in scores.iter_mut().zip(&norms[row..]) {
+                // Twice a division: a product of norms could leave the range.
+                *score = if norm > 0.0 && *own > 0.0 { *score / norm / own } else { 0.0 };
+            }
+        }
+        match scores.iter().position(|s| !s.is_finite()) {
+            None => Ok(()),
+            Some(at) => Err(self.beyond(row + at)),
+        }
+    }
+
+    /// What is wrong with a row whose score is not finite.
+    fn beyond(&self, row: usize) -> SearchError {
+        let mut values = vec![0.0; self.dimension];
+        let size = self.dimension * self.dtype.bytes();
+        self.dtype.decode(&self.bytes[row * size..][..size], &mut values);
+        let what = match values.iter().position(|v| !v.is_finite()) {
+            Some(at) => {
+                format!("has {} as number {at}; the file was damaged, embed again", values[at])
+            }
+            None => "has a score or a norm beyond the range of f32; normalize the vectors".into(),
+        };
+        SearchError::file(&self.dir, format!("row {} {what}", self.first + row as u64))
+    }
+}
+
+/// The norm of a square; `None` beyond the range, 0 for what counts as zero.
+pub(crate) fn norm(square: f32) -> Option<f32> {
+    match square {
+        s if !s.is_finite() => None,
+        s if s < LEAST_SQUARE => Some(0.0),
+        s => Some(s.sqrt()),
+    }
+}
