@@ -135,7 +135,11 @@ pub fn fuse<N: Ord + Clone + std::fmt::Debug>(
     Ok(fused)
 }
 
-fn check(lists: usize, weights: &[f64], method: &Method) -> Result<(), SearchError> {
+/// Refuses what makes no sense, whatever the lists hold.
+///
+/// # Errors
+/// No lists; a number of weights that is not theirs; weights or a k as [`fuse`] refuses them.
+pub fn check(lists: usize, weights: &[f64], method: &Method) -> Result<(), SearchError> {
     let what = if lists == 0 {
         "expected lists to fuse, found none".to_owned()
     } else if weights.len() != lists {

@@ -14,7 +14,9 @@ mod data_download;
 mod doctor;
 mod embed;
 mod eval_reader;
+mod eval_retrieval;
 mod eval_retriever;
+mod fuse;
 mod launch;
 mod mine;
 mod model_download;
@@ -69,6 +71,8 @@ enum Command {
     Embed(Box<embed::Embed>),
     /// Find hard negatives for the training of retrievers
     Mine(Box<mine::Mine>),
+    /// Make one run of several: reciprocal rank fusion, or weighted scores
+    Fuse(fuse::Fuse),
     /// Run a command on several ranks
     Launch(launch::Launch),
     /// Check whether ranks can work here, and say what to change
@@ -106,6 +110,8 @@ enum Eval {
     Reader(eval_reader::EvalReader),
     /// A retriever: its order of passages against a reader's scores, and where it puts positive ones
     Retriever(eval_retriever::EvalRetriever),
+    /// What was retrieved: hits by answer, or a run against judgements (nDCG, MAP, MRR, recall); two runs against one another
+    Retrieval(Box<eval_retrieval::EvalRetrieval>),
 }
 
 #[derive(Subcommand)]
@@ -172,9 +178,11 @@ pub fn run() -> ExitCode {
         Command::Train(Train::Retriever(c)) => c.run(),
         Command::Eval(Eval::Reader(c)) => c.run(),
         Command::Eval(Eval::Retriever(c)) => c.run(),
+        Command::Eval(Eval::Retrieval(c)) => c.run(),
         Command::Answer(c) => c.run(),
         Command::Embed(c) => c.run(),
         Command::Mine(c) => c.run(),
+        Command::Fuse(c) => c.run(),
         Command::Launch(c) => c.run(|words| check(words).map(|_| ())),
         Command::Doctor(c) => c.run(),
         Command::Slurm(Slurm::Submit(c)) => c.run(check),

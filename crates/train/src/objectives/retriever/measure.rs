@@ -3,6 +3,8 @@
 //!
 //! Figures of every question go to rank 0, which adds them in the order of the file: no figure depends on the ranks.
 
+use tercio_search::ranking::{Metric, Ranked};
+
 /// Depths of the comparison with the teacher's order.
 const TOP: [usize; 3] = [1, 2, 5];
 /// Depths of recall.
@@ -62,8 +64,8 @@ pub fn compare_orders(scores: &[f64], gold: &[f64], figures: &mut QuestionFigure
     }
 }
 
-/// Where the passages that are known to be positive come: reciprocal rank of the first, gain of the first ten (of 1 for a
-/// positive, discounted by log2 of the place + 1), share of them among the first k.
+/// Where the passages that are known to be positive come: reciprocal rank of the first, nDCG of the first ten, share of them
+/// among the first k, as [`tercio_search::ranking`] has them, a positive being of grade 1.
 pub fn rank_positives(scores: &[f64], positive: &[bool], figures: &mut QuestionFigures) {
     let all = positive.iter().filter(|&&p| p).count();
     // Where all are positive there is nothing to rank.
@@ -71,14 +73,11 @@ pub fn rank_positives(scores: &[f64], positive: &[bool], figures: &mut QuestionF
         return;
     }
     let found: Vec<bool> = ranking(scores).into_iter().map(|p| positive[p]).collect();
-    let first = found.iter().position(|&p| p).expect("there is one");
-    figures[8] = Some(1.0 / (first + 1) as f64);
-    let discount = |place: usize| 1.0 / libm::log2((place + 2) as f64);
-    let gain: f64 = found.iter().take(GAIN).enumerate().filter(|(_, p)| **p).map(|(i, _)| discount(i)).sum();
-    let ideal: f64 = (0..all.min(GAIN)).map(discount).sum();
-    figures[9] = Some(gain / ideal);
+    let ranked = Ranked::of_flags(&found);
+    figures[8] = Some(ranked.value(Metric::Mrr(None)));
+    figures[9] = Some(ranked.value(Metric::Ndcg(Some(GAIN))));
     for (i, k) in RECALL.into_iter().enumerate().filter(|(_, k)| *k <= found.len()) {
-        figures[10 + i] = Some(found[..k].iter().filter(|&&p| p).count() as f64 / all as f64);
+        figures[10 + i] = Some(ranked.value(Metric::Recall(k)));
     }
 }
 
