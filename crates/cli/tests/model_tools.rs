@@ -57,6 +57,15 @@ fn a_reader_goes_to_fid_and_comes_back() {
     let other = place.path("other").to_str().unwrap().to_owned();
     let text = refused(&["model", "export", gated.to_str().unwrap(), "--layout", "fid", "--output", &other]);
     assert!(text.contains("a gated feed-forward") && !Path::new(&other).exists(), "{text}");
+    // A vocabulary of any family that is there must be whole.
+    let damaged = place.path("damaged");
+    std::fs::create_dir(&damaged).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(model.join(name), damaged.join(name)).unwrap();
+    }
+    std::fs::write(damaged.join("vocab.txt"), [0xff, 0xfe]).unwrap();
+    let text = refused(&["model", "export", damaged.to_str().unwrap(), "--layout", "hf", "--output", &other]);
+    assert!(text.contains("vocab.txt") && !Path::new(&other).exists(), "{text}");
     // The folder of Fusion-in-Decoder's own weights has no tokenizer: it is said, and one can be given.
     let own = golden().join("fid_reader_t5v10/model_fid_layout");
     let words = ["model", "import", own.to_str().unwrap(), "--output", &other];

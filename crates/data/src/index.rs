@@ -220,7 +220,8 @@ fn write_record(out: &mut impl Write, hash: &mut Sha256, span: Span) -> std::io:
     out.write_all(&bytes)
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
+/// Two lower-case hexadecimal digits a byte.
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 

@@ -42,6 +42,7 @@ pub mod vectors;
 pub use answers::{AnswerTally, exact_match, f1};
 pub use check::{CheckReport, check};
 pub use error::DataError;
+pub use index::hex;
 pub use packed::PackedReaderBatch;
 pub use passages::Passages;
 pub use qrels::Qrels;

@@ -7,8 +7,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value;
-use tokenizers::NormalizerWrapper;
-use tokenizers::normalizers::{Lowercase, Sequence};
 
 use crate::byt5::{self, Bytes};
 use crate::error::DataError;
@@ -26,6 +24,9 @@ use files::{BYTE_PAIRS, CONFIG, Files, JSON, MERGES, SPECIAL_MAP, SPIECE, WORD_P
 use frame::Frame;
 use names::Names;
 pub(crate) use names::SpecialNames;
+
+/// Files that can hold a tokenizer's vocabulary, in the order in which they are looked for.
+pub const VOCABULARIES: [&str; 5] = [JSON, SPIECE, XLM_ROBERTA, WORD_PIECES, BYTE_PAIRS];
 
 /// Longest vocabulary piece that is accepted, in bytes: the library's trie is as deep as its longest piece.
 pub(crate) const MAX_PIECE_BYTES: usize = 4096;
@@ -72,17 +73,16 @@ impl Tokenizer {
     pub fn load(dir: &Path) -> Result<Tokenizer, DataError> {
         let mut files = Files::read(dir)?;
         let names = Names { config: files.json(CONFIG)?, map: files.json(SPECIAL_MAP)? };
-        let Some(main) =
-            [JSON, SPIECE, XLM_ROBERTA, WORD_PIECES, BYTE_PAIRS].into_iter().find(|n| files.get(n).is_some())
-        else {
+        let Some(main) = VOCABULARIES.into_iter().find(|n| files.get(n).is_some()) else {
             if is_byt5(dir, &names.config)? {
                 return Tokenizer::bytes(dir, &names, files);
             }
             return Err(DataError::file(
                 dir,
                 format!(
-                    "expected {JSON}, {SPIECE}, {XLM_ROBERTA}, {WORD_PIECES} or {BYTE_PAIRS} in this folder (or `tokenizer_class` \"{}\" \
+                    "expected {} or {BYTE_PAIRS} in this folder (or `tokenizer_class` \"{}\" \
                      in {CONFIG}), found none; name a model folder that has one",
+                    VOCABULARIES[..VOCABULARIES.len() - 1].join(", "),
                     byt5::CLASS
                 ),
             ));
@@ -147,17 +147,6 @@ impl Tokenizer {
         let frame = Frame { before: Vec::new(), behind: vec![eos] };
         let inner = Inner::Bytes(Box::new(bytes));
         Ok(Tokenizer { inner, files, frame, pad, eos, unk, mask: None, vocab_size, max_length })
-    }
-
-    /// Makes texts lower case before anything else, as sentence-transformers' `do_lower_case` asks for. The files stay as they are; byT5's
-    /// tokenizer is left alone.
-    pub fn lower_cased(mut self) -> Tokenizer {
-        if let Inner::Pipeline(pipeline) = &mut self.inner {
-            let mut steps: Vec<NormalizerWrapper> = vec![Lowercase.into()];
-            steps.extend(pipeline.get_normalizer().cloned());
-            pipeline.with_normalizer(Some(Sequence::new(steps)));
-        }
-        self
     }
 
     /// Token ids of a text; no special tokens are added, those written in the text are recognised.

@@ -76,19 +76,6 @@ fn the_longest_text_is_told_where_it_is_known() {
     assert_eq!((longest("bert_uncased"), longest("bert_uncased_json")), (None, None));
 }
 
-#[test]
-fn texts_are_made_lower_case_where_that_is_asked_for() {
-    for case in cases() {
-        let cased = Tokenizer::load(&case).unwrap();
-        let lower = Tokenizer::load(&case).unwrap().lower_cased();
-        let text = "The Lighthouse of GULL Island";
-        assert_eq!(lower.encode(text).unwrap(), cased.encode(&text.to_lowercase()).unwrap(), "{case:?}");
-        let uncased =
-            case.to_str().unwrap().contains("bert_uncased") || case.to_str().unwrap().contains("options");
-        assert_eq!(lower.encode(text).unwrap() == cased.encode(text).unwrap(), uncased, "{case:?}");
-    }
-}
-
 fn load(files: &[(&str, &[u8])]) -> Result<Tokenizer, String> {
     let dir = tempfile::tempdir().unwrap();
     for (name, bytes) in files {

@@ -301,9 +301,7 @@ fn golden_bf16_lies_near_f32() {
             let gradient_off = norm(&mut rounded.iter().zip(&gradient).map(|(f, w)| f - w))
                 / norm(&mut gradient.iter().copied());
             let said = off.map(|off| format!("{off:.2e}")).join(", ");
-            println!(
-                "{what}: of {distance:.2e} questions, passages, scores, loss {said}, gradient {gradient_off:.2e}"
-            );
+            println!("{what}: of {distance:.1e} vectors, scores, loss {said}, gradient {gradient_off:.1e}");
             assert!(off[0] > 0.0 && off[1] > 0.0, "{what}: nothing was rounded");
             assert!(off.iter().all(|&off| off <= distance), "{what}: {said} off, expected {distance:.2e}");
             assert!(gradient_off <= 2.0 * distance, "{what}: gradient is {gradient_off:.2e} of its norm off");

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Map;
 use tercio_data::Tokenizer;
+use tercio_data::tokenizer::VOCABULARIES;
 use tercio_models::t5::T5;
 use tercio_models::weights::Dtype;
 
@@ -103,10 +104,6 @@ pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
         train_bytes: parameters * 16,
     })
 }
-
-/// Files of vocabularies, in the order in which they are looked for.
-const VOCABULARIES: [&str; 5] =
-    ["tokenizer.json", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json"];
 
 fn file_name(path: &std::path::Path) -> String {
     path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tercio_data::Tokenizer;
+use tercio_data::tokenizer::VOCABULARIES;
 use tercio_models::export::{FidOptions, ModelLayout, TokenizerFiles, export};
 use tercio_train::TrainError;
 use tercio_train::setup::model_folder;
@@ -67,7 +68,7 @@ impl ModelExport {
             // A folder of weights alone may be exported; a tokenizer that is there must be whole.
             None => match Tokenizer::load(folder.path()) {
                 Ok(tokenizer) => files_of(&tokenizer),
-                Err(e) if ["tokenizer.json", "spiece.model"].iter().any(|f| folder.file(f).is_some()) => {
+                Err(e) if VOCABULARIES.iter().any(|f| folder.file(f).is_some()) => {
                     return Err(e.into());
                 }
                 Err(_) => TokenizerFiles::default(),

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rustix::fs::{CWD, RenameFlags};
 pub(crate) use tercio_comm::host_name;
+pub(crate) use tercio_data::hex;
 
 use super::error::{Context, RunError};
 
@@ -147,11 +148,6 @@ pub(crate) fn random_hex(bytes: usize) -> String {
         }
     }
     hex(&buffer)
-}
-
-/// Two lower-case hexadecimal digits a byte.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Seconds since 1970, UTC.
