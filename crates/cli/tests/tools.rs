@@ -144,8 +144,23 @@ fn bench_has_the_peers_fields() {
     assert_eq!(losses(&train).len(), 3, "the warm-up and two steps");
     assert_eq!(losses(&ours("train", &["--recompute"])), losses(&train), "recomputing changes no bit");
     assert!(losses(&ours("generate", &[])).is_empty());
+    let profiled = ours("train", &["--profile"]);
+    assert_eq!(losses(&profiled), losses(&train), "looking changes no bit");
+    assert!(train.get("profile").is_none());
+    let lines = profiled["profile"].as_array().unwrap();
+    let kinds: Vec<&str> = lines.iter().map(|line| line["operation"].as_str().unwrap()).collect();
+    for kind in ["attention", "attention, backward", "norms", "loss", "optimizer", "between kernels"] {
+        assert!(kinds.contains(&kind), "{kind}: {kinds:?}");
+    }
+    assert!(kinds.iter().any(|kind| kind.starts_with("product T x ")), "{kinds:?}");
+    let share: f64 = lines.iter().map(|line| line["share"].as_f64().unwrap()).sum();
+    assert!((share - 1.0).abs() < 1e-6, "{share}");
     let table = stdout(&[&["bench", "reader", "generate"][..], &common[..], &sizes[..]].concat());
     assert!(table.contains("seconds per step") && table.contains("share of peak"), "{table}");
+    assert!(!table.contains("where time goes"), "{table}");
+    let table =
+        stdout(&[&["bench", "reader", "generate", "--profile"][..], &common[..], &sizes[..]].concat());
+    assert!(table.contains("where time goes") && table.contains("  choice of tokens "), "{table}");
     let text =
         failure(&run(&[&["bench", "reader", "train"][..], &common[..], &["--passages", "99"]].concat()));
     assert!(text.contains("item 0 has 3 passages, --passages asks for 99"), "{text}");

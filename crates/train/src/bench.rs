@@ -2,6 +2,7 @@
 //! optimizer, one warm-up step, the median of the others; texts are encoded before the clock starts. One model, one file.
 
 mod encoder;
+mod profile;
 mod reader;
 mod retriever;
 
@@ -15,6 +16,7 @@ use tercio_data::shuffle::UpdateExamples;
 use tercio_engine::{Arena, Buckets, Device, Draw, Layout, Tensor};
 
 pub use encoder::{EncoderBenchOptions, bench_encoder};
+pub use profile::{Profile, ProfileLine, Profiled};
 pub use reader::{BenchMode, BenchOptions, bench_reader, product_flops};
 pub use retriever::{RetrieverBenchOptions, bench_retriever};
 
@@ -64,6 +66,9 @@ pub struct BenchReport {
     pub arithmetic: String,
     /// Loss of every step, the warm-up first; empty for answering.
     pub losses: Vec<f64>,
+    /// Where the time went, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Vec<ProfileLine>>,
 }
 
 /// What all benchmarks are told.
@@ -77,6 +82,19 @@ pub struct BenchSettings {
     pub threads: usize,
     /// Whether the device's products are in bf16, for the report.
     pub bf16: bool,
+    /// Gathers where the time of the timed steps goes.
+    pub profile: Option<Profile>,
+}
+
+impl BenchSettings {
+    /// Keeps the time of step `i` that began at `start`; step 0 is the warm-up.
+    fn timed(&self, i: usize, start: Instant, times: &mut Vec<f64>) {
+        match (i, &self.profile) {
+            (0, Some(profile)) => profile.clear(),
+            (0, None) => {}
+            _ => times.push(start.elapsed().as_secs_f64()),
+        }
+    }
 }
 
 /// What the timed steps had to do.
@@ -99,9 +117,11 @@ struct Work {
 }
 
 fn report<D: Device>(device: &D, o: &BenchSettings, work: Work) -> BenchReport {
+    let total: f64 = work.times.iter().sum();
+    // Before the next products are counted.
+    let profile = o.profile.as_ref().map(Profile::so_far);
     // Other work may have met the first measurement; the peak is what the device can do.
     let peak = work.peak.max(product_peak(device));
-    let total: f64 = work.times.iter().sum();
     BenchReport {
         tercio: env!("CARGO_PKG_VERSION"),
         mode: work.mode,
@@ -119,6 +139,7 @@ fn report<D: Device>(device: &D, o: &BenchSettings, work: Work) -> BenchReport {
         peak_gflops: rounded(peak / 1e9, 1),
         arithmetic: device.arithmetic(),
         losses: work.losses.iter().map(|&l| rounded(l, 4)).collect(),
+        profile: profile.map(|p| p.lines(work.times.len(), total, peak)),
     }
 }
 
@@ -206,11 +227,12 @@ fn train<D: RankDevice, O: Objective<D>>(
     device: &D,
     objective: &Encoded<O, O::Shard>,
     parameters: Arena<D>,
-    steps: usize,
+    settings: &BenchSettings,
 ) -> Result<(Vec<f64>, Vec<f64>), TrainError>
 where
     O::Shard: Clone,
 {
+    let steps = settings.steps;
     let optim = OptimOptions {
         total_steps: steps as u64 + 1,
         optim: Optim::Adamw,
@@ -227,9 +249,7 @@ where
         let rows = objective.batch(i).rows.clone();
         let start = Instant::now();
         let outcome = stepper.update(&mut state, &UpdateExamples { epoch: 0, rows })?;
-        if i > 0 {
-            times.push(start.elapsed().as_secs_f64());
-        }
+        settings.timed(i, start, &mut times);
         losses.push(outcome.loss);
     }
     Ok((times, losses))

@@ -3,7 +3,7 @@
 use clap::Args;
 use tercio_engine::Cpu;
 use tercio_train::TrainError;
-use tercio_train::bench::{BenchMode, BenchReport, BenchSettings};
+use tercio_train::bench::{BenchMode, BenchReport, BenchSettings, Profile, ProfileLine};
 use tercio_train::options::{Precision, PrecisionOptions};
 
 use super::common::{self, line, within};
@@ -22,6 +22,9 @@ pub struct BenchFlags {
     /// Threads; 0: all cores
     #[arg(long, default_value_t = 0)]
     threads: usize,
+    /// Tell where the time goes: time and share of the peak of every kind of kernel. Costs a little time
+    #[arg(long)]
+    profile: bool,
     /// Print one line of JSON on stdout
     #[arg(long)]
     json: bool,
@@ -41,6 +44,7 @@ impl BenchFlags {
             recompute: self.recompute,
             threads: device.threads(),
             bf16: precision == Precision::Bf16,
+            profile: self.profile.then(Profile::default),
         };
         Ok((device, settings))
     }
@@ -81,5 +85,30 @@ fn table(r: &BenchReport, size: &str) -> String {
         let losses: Vec<String> = r.losses.iter().map(|l| format!("{l:.4}")).collect();
         lines.push(format!("  losses               {}", losses.join(", ")));
     }
+    if let Some(profile) = &r.profile {
+        lines.extend(profile_table(profile));
+    }
     lines.join("\n")
+}
+
+/// Where the time goes: in the name of a product, T stands for the tokens.
+fn profile_table(profile: &[ProfileLine]) -> Vec<String> {
+    let wide = profile.iter().map(|line| line.operation.len()).max().unwrap_or(0).max(16);
+    let head = format!(
+        "  {:wide$} {:>9} {:>9} {:>7} {:>8} {:>8}",
+        "where time goes", "calls", "seconds", "share", "GFLOP/s", "of peak"
+    );
+    let row = |line: &ProfileLine| {
+        let of = |value: Option<f64>, digits: usize| value.map_or("".into(), |v| format!("{v:.digits$}"));
+        format!(
+            "  {:wide$} {:>9.1} {:>9.4} {:>5.1} % {:>8} {:>8}",
+            line.operation,
+            line.calls_per_step,
+            line.seconds_per_step,
+            100.0 * line.share,
+            of(line.gflops, 1),
+            of(line.share_of_peak, 2)
+        )
+    };
+    [head].into_iter().chain(profile.iter().map(row)).collect()
 }

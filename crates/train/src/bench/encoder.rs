@@ -10,7 +10,9 @@ use tercio_engine::{Arena, Buckets, Device, Draw, Layout, Span, Tape};
 use tercio_models::bert::BertConfig;
 use tercio_models::encoder::{Encoder, EncoderConfig, LoadedEncoder};
 
-use super::{Batch, BenchMode, BenchReport, BenchSettings, Encoded, Work, product_peak, report, train};
+use super::{
+    Batch, BenchMode, BenchReport, BenchSettings, Encoded, Profiled, Work, product_peak, report, train,
+};
 use crate::error::TrainError;
 use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize};
 use crate::ranks::RankDevice;
@@ -38,6 +40,13 @@ pub fn bench_encoder<D: RankDevice>(
     device: &D,
     options: &EncoderBenchOptions,
 ) -> Result<BenchReport, TrainError> {
+    match &options.settings.profile {
+        None => bench(device, options),
+        Some(profile) => bench(&Profiled::new(device, profile.clone()), options),
+    }
+}
+
+fn bench<D: RankDevice>(device: &D, options: &EncoderBenchOptions) -> Result<BenchReport, TrainError> {
     let o = options;
     let config = BertConfig {
         vocab_size: VOCABULARY,
@@ -58,7 +67,7 @@ pub fn bench_encoder<D: RankDevice>(
     let shard = (ids, Span::from_offsets(&ends));
     let objective = Encoded { objective: trunk, batches: vec![Batch { rows: vec![0], shard }] };
     let peak = product_peak(device);
-    let (times, losses) = train(device, &objective, loaded.parameters, o.settings.steps)?;
+    let (times, losses) = train(device, &objective, loaded.parameters, &o.settings)?;
     let (steps, passes) = (o.settings.steps as f64, if o.settings.recompute { 4.0 } else { 3.0 });
     let tokens = steps * (o.sequences * o.tokens) as f64;
     let work = Work {

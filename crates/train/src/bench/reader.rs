@@ -9,7 +9,9 @@ use tercio_data::{PackedReaderBatch, Questions, ReaderEncoding, Tokenizer};
 use tercio_engine::{Arena, Device, Span};
 use tercio_models::t5::T5Config;
 
-use super::{Batch, BenchReport, BenchSettings, Encoded, Work, product_peak, report, rows_of_batches, train};
+use super::{
+    Batch, BenchReport, BenchSettings, Encoded, Profiled, Work, product_peak, report, rows_of_batches, train,
+};
 use crate::error::TrainError;
 use crate::objectives::reader::ReaderObjective;
 use crate::predict::question_spans;
@@ -60,6 +62,18 @@ pub fn bench_reader<D: RankDevice>(
     tokenizer: Tokenizer,
     cache: &Path,
 ) -> Result<BenchReport, TrainError> {
+    match &options.settings.profile {
+        None => bench(device, options, tokenizer, cache),
+        Some(profile) => bench(&Profiled::new(device, profile.clone()), options, tokenizer, cache),
+    }
+}
+
+fn bench<D: RankDevice>(
+    device: &D,
+    options: &BenchOptions,
+    tokenizer: Tokenizer,
+    cache: &Path,
+) -> Result<BenchReport, TrainError> {
     let o = options;
     check_vocabulary(&tokenizer, &o.config)?;
     let encoding = ReaderEncoding {
@@ -99,8 +113,8 @@ pub fn bench_reader<D: RankDevice>(
     };
     let peak = product_peak(device);
     let (times, losses) = match o.mode {
-        BenchMode::Train => train(device, &objective, loaded.parameters, steps)?,
-        BenchMode::Generate => (generate(device, &objective, &loaded.parameters, steps)?, Vec::new()),
+        BenchMode::Train => train(device, &objective, loaded.parameters, &o.settings)?,
+        BenchMode::Generate => (generate(device, &objective, &loaded.parameters, &o.settings)?, Vec::new()),
     };
     let timed = || (1..=steps).map(|i| &objective.batch(i).shard);
     let flops = |shard| product_flops(&o.config, shard, o.mode, o.settings.recompute);
@@ -149,19 +163,17 @@ fn generate<D: Device>(
     device: &D,
     objective: &Encoded<ReaderObjective, PackedReaderBatch>,
     parameters: &Arena<D>,
-    steps: usize,
+    settings: &BenchSettings,
 ) -> Result<Vec<f64>, TrainError> {
     let mut predictor = objective.objective.predictor(device, parameters);
     predictor.decoding.min_length = ANSWER_TOKENS;
     let mut times = Vec::new();
-    for i in 0..=steps {
+    for i in 0..=settings.steps {
         let batch = objective.batch(i);
         let start = Instant::now();
         device.run(|| predictor.answer_batch(&batch.shard))?;
         device.trim();
-        if i > 0 {
-            times.push(start.elapsed().as_secs_f64());
-        }
+        settings.timed(i, start, &mut times);
     }
     Ok(times)
 }

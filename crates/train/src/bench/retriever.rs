@@ -12,7 +12,8 @@ use tercio_models::retriever::{LoadedRetriever, RetrieverConfig};
 
 use super::encoder::encoder_flops;
 use super::{
-    Batch, BenchMode, BenchReport, BenchSettings, Encoded, Work, product_peak, report, rows_of_batches, train,
+    Batch, BenchMode, BenchReport, BenchSettings, Encoded, Profiled, Work, product_peak, report,
+    rows_of_batches, train,
 };
 use crate::error::TrainError;
 use crate::objectives::retriever::batch::{
@@ -49,6 +50,18 @@ pub struct RetrieverBenchOptions {
 /// # Errors
 /// Fewer passages than asked for, an input or tokenizer that cannot be used.
 pub fn bench_retriever<D: RankDevice>(
+    device: &D,
+    options: &RetrieverBenchOptions,
+    tokenizer: Tokenizer,
+    cache: &Path,
+) -> Result<BenchReport, TrainError> {
+    match &options.settings.profile {
+        None => bench(device, options, tokenizer, cache),
+        Some(profile) => bench(&Profiled::new(device, profile.clone()), options, tokenizer, cache),
+    }
+}
+
+fn bench<D: RankDevice>(
     device: &D,
     options: &RetrieverBenchOptions,
     tokenizer: Tokenizer,
@@ -106,7 +119,7 @@ pub fn bench_retriever<D: RankDevice>(
     let objective = Encoded { objective, batches };
     let peak = product_peak(device);
     let steps = o.settings.steps;
-    let (times, losses) = train(device, &objective, loaded.parameters, steps)?;
+    let (times, losses) = train(device, &objective, loaded.parameters, &o.settings)?;
     let timed = || (1..=steps).map(|i| &objective.batch(i).shard);
     let padded = o.questions * (o.question_maxlength + o.passages * o.passage_maxlength);
     let work = Work {
