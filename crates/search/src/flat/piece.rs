@@ -87,8 +87,11 @@ impl Piece {
             norms: None,
             screen: None,
         };
+        // The kernel of scores takes every half for a finite number; other formats show what is none in the score.
+        let halves = || piece.bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b) & 0x7fff);
+        let odd = dtype == VectorDtype::F16 && halves().fold(0, u16::max) >= 0x7c00;
         let mut values = Vec::new();
-        if screened || metric == Metric::Cosine {
+        if screened || odd || metric == Metric::Cosine {
             values.resize(place.count * dimension, 0.0);
             place.shard.decode(place.start, &piece.bytes, &mut values)?;
         }
