@@ -24,6 +24,11 @@ impl Top {
         Top { depth, hits: Vec::new(), least: f32::NEG_INFINITY }
     }
 
+    /// How many hits are kept at most.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
     /// A score below this one cannot be among the best any more; negative infinity while there is room.
     pub fn least(&self) -> f32 {
         self.least

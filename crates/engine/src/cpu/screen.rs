@@ -66,6 +66,19 @@ struct Asked {
     offset: i32,
 }
 
+/// A row that may be among the best of a query.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// The query's number in its group.
+    pub query: u32,
+    /// The row's number in its screen.
+    pub row: u32,
+    /// Its score is at most this.
+    pub most: f32,
+    /// Its score is at least this; no number where a bound is beyond f32.
+    pub least: f32,
+}
+
 /// A vector's codes and terms.
 struct Copied {
     scale: f32,
@@ -188,15 +201,14 @@ impl Cpu {
         group
     }
 
-    /// Appends to `found` what may score `least[i]` or more, as (query of the group, row of the screen), on the calling thread;
-    /// only rows of these panels.
+    /// Appends to `found` what may score `least[i]` or more, on the calling thread; only rows of these panels.
     pub fn may_reach(
         &self,
         group: &Group,
         screen: &Screen,
         panels: std::ops::Range<usize>,
         least: &[f32],
-        found: &mut Vec<(u32, u32)>,
+        found: &mut Vec<Candidate>,
     ) {
         assert!(group.steps == screen.steps && panels.end <= screen.panels());
         assert_eq!(least.len(), group.count);
@@ -219,15 +231,24 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Keeps the rows of a panel's half (16 rows) whose bits are set in `mask` and that exist.
+    /// Keeps the rows of a panel's half (16 rows) whose bits are set in `mask` and that exist. `most`: the greatest scores that they
+    /// can have, which lie `bound` above the scores of the copies.
     #[inline(always)]
-    fn keep(&self, query: usize, first: usize, mask: u16, found: &mut Vec<(u32, u32)>) {
+    fn keep(
+        &self,
+        query: usize,
+        first: usize,
+        mask: u16,
+        (most, bound): (&[f32; 16], &[f32; 16]),
+        found: &mut Vec<Candidate>,
+    ) {
         let mut mask = mask;
         while mask != 0 {
-            let row = first + mask.trailing_zeros() as usize;
+            let at = mask.trailing_zeros() as usize;
             mask &= mask - 1;
-            if row < self.screen.rows {
-                found.push((query as u32, row as u32));
+            if first + at < self.screen.rows {
+                let (query, row) = (query as u32, (first + at) as u32);
+                found.push(Candidate { query, row, most: most[at], least: most[at] - 2.0 * bound[at] });
             }
         }
     }
@@ -235,7 +256,7 @@ impl Job<'_> {
 
 kernel! {
     /// One panel, in whole numbers that any instruction set has.
-    fn plain(job: &Job<'_>, panel: usize, found: &mut Vec<(u32, u32)>) {
+    fn plain(job: &Job<'_>, panel: usize, found: &mut Vec<Candidate>) {
         let (group, screen) = (job.group, job.screen);
         let lines = &screen.codes[panel * screen.steps * 2..][..screen.steps * 2];
         for (i, (asked, least)) in group.terms.iter().zip(job.least).enumerate() {
@@ -252,14 +273,17 @@ kernel! {
             let terms = &screen.terms[panel];
             for half in 0..2 {
                 let mut mask = 0u16;
+                let (mut most, mut bounds) = ([0f32; 16], [0f32; 16]);
                 for r in 0..16 {
                     let at = half * 16 + r;
                     let sum = (sums[at] - asked.offset) as f32;
-                    let bound = asked.error * terms.length[at] + asked.length * terms.error[at] + f32::MIN_POSITIVE;
-                    let below = sum * (asked.scale * terms.scale[at]) + bound < *least;
+                    let bound =
+                        asked.error * terms.length[at] + asked.length * terms.error[at] + f32::MIN_POSITIVE;
+                    (most[r], bounds[r]) = (sum * (asked.scale * terms.scale[at]) + bound, bound);
+                    let below = most[r] < *least;
                     mask |= u16::from(!below) << r;
                 }
-                job.keep(i, panel * PANEL + half * 16, mask, found);
+                job.keep(i, panel * PANEL + half * 16, mask, (&most, &bounds), found);
             }
         }
     }
@@ -273,7 +297,7 @@ fn has_vnni() -> bool {
 /// SAFETY: the processor has AVX-512 with VNNI, and group and screen have the same steps.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512vnni,avx2,fma")]
-unsafe fn vnni(job: &Job<'_>, panels: std::ops::Range<usize>, found: &mut Vec<(u32, u32)>) {
+unsafe fn vnni(job: &Job<'_>, panels: std::ops::Range<usize>, found: &mut Vec<Candidate>) {
     unsafe {
         match job.group.size {
             1 => vnni_of::<1, 2>(job, panels, found),
@@ -291,7 +315,7 @@ unsafe fn vnni(job: &Job<'_>, panels: std::ops::Range<usize>, found: &mut Vec<(u
 unsafe fn vnni_of<const M: usize, const W: usize>(
     job: &Job<'_>,
     panels: std::ops::Range<usize>,
-    found: &mut Vec<(u32, u32)>,
+    found: &mut Vec<Candidate>,
 ) {
     let mut panel = panels.start;
     unsafe {
@@ -307,11 +331,7 @@ unsafe fn vnni_of<const M: usize, const W: usize>(
 
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn vnni_tile<const M: usize, const W: usize>(
-    job: &Job<'_>,
-    panel: usize,
-    found: &mut Vec<(u32, u32)>,
-) {
+unsafe fn vnni_tile<const M: usize, const W: usize>(job: &Job<'_>, panel: usize, found: &mut Vec<Candidate>) {
     let (group, screen) = (job.group, job.screen);
     unsafe {
         let mut sums = [[[_mm512_setzero_si512(); 2]; W]; M];
@@ -343,11 +363,14 @@ unsafe fn vnni_tile<const M: usize, const W: usize>(
                     let bound = _mm512_fmadd_ps(_mm512_set1_ps(asked.error), of(&terms.length), bound);
                     let bound = _mm512_fmadd_ps(_mm512_set1_ps(asked.length), of(&terms.error), bound);
                     let scale = _mm512_mul_ps(_mm512_set1_ps(asked.scale), of(&terms.scale));
-                    let bound = _mm512_fmadd_ps(sum, scale, bound);
+                    let most = _mm512_fmadd_ps(sum, scale, bound);
                     // Not below: what is no number counts.
-                    let mask = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(bound, least);
+                    let mask = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(most, least);
                     if mask != 0 {
-                        job.keep(i, (panel + w) * PANEL + half * 16, mask, found);
+                        let (mut mosts, mut bounds) = ([0f32; 16], [0f32; 16]);
+                        _mm512_storeu_ps(mosts.as_mut_ptr(), most);
+                        _mm512_storeu_ps(bounds.as_mut_ptr(), bound);
+                        job.keep(i, (panel + w) * PANEL + half * 16, mask, (&mosts, &bounds), found);
                     }
                 }
             }
@@ -386,7 +409,7 @@ mod tests {
                 let mut scores: Vec<f64> = (0..count).map(|r| exact(0, r)).collect();
                 scores.sort_by(|a, b| b.total_cmp(a));
                 let least = vec![scores[count / 10] as f32; queries];
-                let mut first: Option<Vec<(u32, u32)>> = None;
+                let mut first: Option<usize> = None;
                 for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
                     let cpu = Cpu::with_isa(1, isa).unwrap();
                     let screen = cpu.screen(&rows, dimension, None);
@@ -395,10 +418,16 @@ mod tests {
                     let middle = screen.panels() / 2;
                     cpu.may_reach(&group, &screen, 0..middle, &least, &mut found);
                     cpu.may_reach(&group, &screen, middle..screen.panels(), &least, &mut found);
-                    found.sort_unstable();
+                    found.sort_unstable_by_key(|c| (c.query, c.row));
+                    for c in &found {
+                        let score = exact(c.query as usize, c.row as usize);
+                        assert!(f64::from(c.least) <= score && score <= f64::from(c.most), "{c:?} {score}");
+                    }
                     for (q, least) in least.iter().enumerate() {
                         for r in 0..count {
-                            let is_found = found.binary_search(&(q as u32, r as u32)).is_ok();
+                            let is_found = found
+                                .binary_search_by_key(&(q as u32, r as u32), |c| (c.query, c.row))
+                                .is_ok();
                             assert!(is_found || exact(q, r) < f64::from(*least), "{dimension} {q} {r}");
                         }
                     }
@@ -406,8 +435,8 @@ mod tests {
                     assert!(dimension < 64 || found.len() < most / 2, "{} of {most}", found.len());
                     // Bounds may differ in the last bit where multiply-add rounds twice.
                     if isa.fuses() {
-                        let first = first.get_or_insert_with(|| found.clone());
-                        assert!(first.len().abs_diff(found.len()) <= 2, "{isa:?}");
+                        let first = *first.get_or_insert(found.len());
+                        assert!(first.abs_diff(found.len()) <= 2, "{isa:?}");
                     }
                 }
             }
@@ -421,6 +450,7 @@ mod tests {
         let group = cpu.screened(&[3e38; 32], 32, None);
         let mut found = Vec::new();
         cpu.may_reach(&group, &screen, 0..1, &[f32::MAX], &mut found);
-        assert_eq!(found, [(0, 0), (0, 1)]);
+        let rows: Vec<u32> = found.iter().map(|c| c.row).collect();
+        assert_eq!(rows, [0, 1]);
     }
 }

@@ -3,14 +3,16 @@
 use rayon::prelude::*;
 use tercio_engine::Cpu;
 use tercio_engine::cpu::StoredRows;
-use tercio_engine::cpu::screen::{GROUP, Group};
+use tercio_engine::cpu::screen::{Candidate, GROUP, Group, PANEL};
 
 use super::{Metric, Piece, cpu_run, norm};
 use crate::error::SearchError;
 use crate::top::Top;
 
-/// Panels of 32 rows that are screened before the scores of what was found are computed: those raise the bar for the next.
+/// Panels of 32 rows that are screened for a group of queries before the next group's turn: they stay in the cache.
 const STEP: usize = 8;
+/// Rows whose scores wait at most; then those that cannot reach the bar any more go.
+const MOST_PENDING: usize = 1 << 12;
 /// Scores that are computed together where rows are not screened.
 const TOGETHER: usize = 256;
 
@@ -100,40 +102,41 @@ pub(super) fn scan(
     pieces: &[Piece],
     tops: &mut [Top],
 ) -> Result<(), SearchError> {
+    if tops.iter().all(|top| top.depth() == 0) {
+        return Ok(());
+    }
     // Groups of a task: its rows come from memory once for all of them.
     let parts = 2 * cpu.threads();
     let groups = asked.groups.len().div_ceil(parts).max(1);
+    let panels = |piece: &Piece| piece.count.div_ceil(PANEL);
     if cpu.threads() == 1 || asked.groups.len() >= parts {
-        let tasks = || -> Result<(), SearchError> {
-            let found: Vec<Result<(), SearchError>> = tops
-                .par_chunks_mut(groups * GROUP)
-                .enumerate()
-                .with_max_len(1)
-                .map(|(t, tops)| {
-                    let mut work = Work { cpu, asked, first: t * groups, tops, found: Vec::new() };
-                    pieces.iter().try_for_each(|piece| work.piece(piece, 0, piece.count.div_ceil(32)))
-                })
-                .collect();
-            found.into_iter().collect()
+        let task = |(t, tops): (usize, &mut [Top])| {
+            let mut work = Work::new(cpu, asked, pieces, t * groups, tops);
+            (0..pieces.len()).try_for_each(|n| work.piece(n, 0, panels(&pieces[n])))?;
+            work.finish()
         };
-        return cpu_run(cpu, tasks);
+        // The first error in the order of queries.
+        let found: Vec<Result<(), SearchError>> = cpu_run(cpu, || {
+            tops.par_chunks_mut(groups * GROUP).enumerate().with_max_len(1).map(task).collect()
+        });
+        return found.into_iter().collect();
     }
     // The rows of all pieces, by panels, one part for every thread.
-    let panels = |piece: &Piece| piece.count.div_ceil(32);
     let all: usize = pieces.iter().map(panels).sum();
     let threads = cpu.threads();
     let part = |t: usize| -> Result<Vec<Top>, SearchError> {
         let (from, to) = (all * t / threads, all * (t + 1) / threads);
         let mut own: Vec<Top> = tops.iter().map(Top::emptied).collect();
-        let mut work = Work { cpu, asked, first: 0, tops: &mut own, found: Vec::new() };
+        let mut work = Work::new(cpu, asked, pieces, 0, &mut own);
         let mut before = 0;
-        for piece in pieces {
+        for (n, piece) in pieces.iter().enumerate() {
             let range = from.max(before)..to.min(before + panels(piece));
             if !range.is_empty() {
-                work.piece(piece, range.start - before, range.end - before)?;
+                work.piece(n, range.start - before, range.end - before)?;
             }
             before += panels(piece);
         }
+        work.finish()?;
         Ok(own)
     };
     let found: Vec<_> = cpu_run(cpu, || (0..threads).into_par_iter().with_max_len(1).map(part).collect());
@@ -149,32 +152,95 @@ pub(super) fn scan(
 struct Work<'a, 'b> {
     cpu: &'a Cpu,
     asked: &'a Asked<'b>,
+    pieces: &'a [Piece],
     first: usize,
     tops: &'a mut [Top],
-    found: Vec<(u32, u32)>,
+    /// The greatest of the scores that rows have at least: what cannot reach the least of those is not among the best.
+    lows: Vec<Top>,
+    /// Rows of each query whose scores are to be computed: piece, row, the score that it has at most.
+    pending: Vec<Vec<(u32, u32, f32)>>,
+    found: Vec<Candidate>,
 }
 
-impl Work<'_, '_> {
+impl<'a, 'b> Work<'a, 'b> {
+    fn new(
+        cpu: &'a Cpu,
+        asked: &'a Asked<'b>,
+        pieces: &'a [Piece],
+        first: usize,
+        tops: &'a mut [Top],
+    ) -> Work<'a, 'b> {
+        let lows = tops.iter().map(Top::emptied).collect();
+        let pending = vec![Vec::new(); tops.len()];
+        Work { cpu, asked, pieces, first, tops, lows, pending, found: Vec::new() }
+    }
+
     /// Rows of the panels `from..to` of a piece, for all queries of this thread.
-    fn piece(&mut self, piece: &Piece, from: usize, to: usize) -> Result<(), SearchError> {
+    fn piece(&mut self, number: usize, from: usize, to: usize) -> Result<(), SearchError> {
+        let piece = &self.pieces[number];
         let Some(screen) = &piece.screen else {
-            return self.rows(piece, from * 32, (to * 32).min(piece.count));
+            return self.rows(piece, from * PANEL, (to * PANEL).min(piece.count));
         };
         for start in (from..to).step_by(STEP) {
             let panels = start..to.min(start + STEP);
-            for (g, tops) in self.tops.chunks_mut(GROUP).enumerate() {
-                let group = self.first + g;
+            for of_group in (0..self.tops.len()).step_by(GROUP) {
+                let queries = of_group..self.tops.len().min(of_group + GROUP);
                 let mut least = [0f32; GROUP];
-                least.iter_mut().zip(&*tops).for_each(|(least, top)| *least = top.least());
+                let lows = &mut self.lows[queries.clone()];
+                least.iter_mut().zip(&*lows).for_each(|(least, low)| *least = low.least());
                 self.found.clear();
-                let asked = &self.asked.groups[group];
-                self.cpu.may_reach(asked, screen, panels.clone(), &least[..tops.len()], &mut self.found);
-                for &(i, row) in &self.found {
-                    let (query, norm) = self.asked.query(group * GROUP + i as usize);
-                    let mut score = [0.0];
-                    piece.scores(self.cpu, query, norm, row as usize, &mut score)?;
-                    tops[i as usize].offer(piece.first + u64::from(row), score[0]);
+                let asked = &self.asked.groups[self.first + of_group / GROUP];
+                self.cpu.may_reach(asked, screen, panels.clone(), &least[..lows.len()], &mut self.found);
+                for c in &self.found {
+                    if c.least.is_finite() {
+                        lows[c.query as usize].offer(piece.first + u64::from(c.row), c.least);
+                    }
+                    self.pending[of_group + c.query as usize].push((number as u32, c.row, c.most));
                 }
+                queries.into_iter().try_for_each(|query| self.relieve(query))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets go of rows that cannot reach the bar any more, where many wait.
+    fn relieve(&mut self, query: usize) -> Result<(), SearchError> {
+        let (bar, pending) = (self.lows[query].least(), &mut self.pending[query]);
+        if pending.len() >= MOST_PENDING {
+            pending.retain(|p| is_above(p.2, bar));
+            // Nearly all may be as good as the best, as in a set of equal vectors: their scores are computed now.
+            if pending.len() >= MOST_PENDING / 2 {
+                let rows = std::mem::take(pending);
+                self.score(query, &rows)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes the scores of what was found.
+    fn finish(mut self) -> Result<(), SearchError> {
+        for (i, low) in std::mem::take(&mut self.lows).into_iter().enumerate() {
+            let (bar, depth) = (low.least(), low.depth());
+            let lows = low.into_sorted();
+            let last = if lows.len() >= depth { lows.last().map(|hit| hit.score) } else { None };
+            let bar = last.map_or(bar, |last| last.max(bar));
+            let mut rows = std::mem::take(&mut self.pending[i]);
+            rows.retain(|p| is_above(p.2, bar));
+            self.score(i, &rows)?;
+        }
+        Ok(())
+    }
+
+    /// Offers rows to query `i` of this thread.
+    fn score(&mut self, i: usize, rows: &[(u32, u32, f32)]) -> Result<(), SearchError> {
+        let (query, norm) = self.asked.query(self.first * GROUP + i);
+        let top = &mut self.tops[i];
+        for &(piece, row, most) in rows {
+            if is_above(most, top.least()) {
+                let piece = &self.pieces[piece as usize];
+                let mut score = [0.0];
+                piece.scores(self.cpu, query, norm, row as usize, &mut score)?;
+                top.offer(piece.first + u64::from(row), score[0]);
             }
         }
         Ok(())
@@ -195,4 +261,9 @@ impl Work<'_, '_> {
         }
         Ok(())
     }
+}
+
+/// Whether a score of at most `most` may reach the bar; what is no number may.
+fn is_above(most: f32, bar: f32) -> bool {
+    most.is_nan() || most >= bar
 }
