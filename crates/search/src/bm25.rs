@@ -137,6 +137,7 @@ pub struct Bm25Index {
     segments: Vec<Segment>,
     /// k1 · (1 - b + b · length / mean length) of every passage, a segment a list.
     norms: Vec<Vec<f32>>,
+    shares: query::KnownShares,
     mean_length: f64,
 }
 
@@ -188,7 +189,15 @@ impl Bm25Index {
         // Where no passage has a word, nothing is found, and the mean is not asked for.
         let mean_length = if words > 0.0 { words / count as f64 } else { 1.0 };
         let constants = constants.unwrap_or(settings.constants);
-        let mut index = Bm25Index { manifest, settings, constants, segments, norms: Vec::new(), mean_length };
+        let mut index = Bm25Index {
+            manifest,
+            settings,
+            constants,
+            segments,
+            norms: Vec::new(),
+            shares: Default::default(),
+            mean_length,
+        };
         index.set_constants(constants)?;
         Ok(index)
     }
@@ -200,6 +209,7 @@ impl Bm25Index {
     pub fn set_constants(&mut self, constants: Bm25Constants) -> Result<(), SearchError> {
         constants.check()?;
         self.constants = constants;
+        self.shares = Default::default();
         self.norms =
             self.segments.iter().map(|s| s.lengths().map(|words| self.norm(words)).collect()).collect();
         Ok(())

@@ -196,10 +196,10 @@ fn a_build_in_little_memory_has_the_same_bytes() {
     assert!(once == runs, "other names or bytes");
     let error = Bm25Index::build(&dir, &passages, &Bm25Settings::default(), 1000, &|| false, &mut |_, _| {});
     assert!(error.unwrap_err().to_string().contains("memory"));
-    // Three runs at least, or this test shows nothing: a posting takes 12 bytes.
+    // Three runs at least, or this test shows nothing: a posting takes 12 bytes, and half of the memory is for them.
     let index = Bm25Index::open(&dir, None).unwrap();
     let postings: u64 = index.segments().map(|s| s.postings).sum();
-    assert!(postings * 12 > 3 * LEAST_MEMORY / 2, "{postings}");
+    assert!(postings * 12 > LEAST_MEMORY, "{postings}");
 }
 
 #[test]
@@ -379,7 +379,7 @@ fn damage_is_an_error_and_never_a_panic() {
         ("\"format\": 1", "\"format\": 2", "format 2"),
         ("\"kind\": \"bm25\"", "\"kind\": \"flat\"", "kind flat"),
         ("\"first\": 0", "\"first\": 1", "segments"),
-        ("v1-0.postings", "../other", "other file"),
+        ("\"name\": \"v1-0.postings", "\"name\": \"../other", "another file"),
         ("{", "", "other"),
         ("\"analyzer\": \"plain\"", "\"analyzer\": \"french\"", "french"),
     ] {

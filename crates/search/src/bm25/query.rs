@@ -7,6 +7,9 @@
 //!
 //! A score is added up in the order of the words in either case, so its bits are those of a plain sum.
 
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
 use rayon::prelude::*;
 
 use super::Bm25Index;
@@ -17,6 +20,8 @@ use crate::top::{Hit, Top};
 
 /// Rows of a window.
 const WINDOW: usize = 4096;
+/// A light word's list is gone through where its rows of the window are fewer than this many times those that are asked for.
+const DENSE: u64 = 16;
 /// Bounds are compared with this much room for rounding: a sum of n numbers errs by n · 2^-24 of itself at most.
 fn slack(words: usize) -> f32 {
     1.0 + (words as f32 + 16.0) / (1 << 22) as f32
@@ -97,11 +102,56 @@ fn share(frequency: u32, norm: f32) -> f32 {
     frequency / (frequency + norm)
 }
 
+/// The greatest shares of a list: of all its postings, and of each full block.
+pub struct Shares {
+    greatest: f32,
+    blocks: Vec<f32>,
+}
+
+/// The greatest shares of the lists that were asked for so far. They depend on k1 and b, so the files do not have them: the first
+/// query with a word goes through its list. 4 bytes for 128 postings.
+#[derive(Default)]
+pub struct KnownShares(RwLock<HashMap<(usize, u64), Arc<Shares>>>);
+
+impl KnownShares {
+    fn of(
+        &self,
+        k: usize,
+        segment: &Segment,
+        norms: &[f32],
+        entry: &ListEntry,
+    ) -> Result<Arc<Shares>, SearchError> {
+        let key = (k, entry.start);
+        if let Some(known) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(Arc::clone(known));
+        }
+        let mut list = segment.list(entry)?;
+        let mut block = Postings::empty();
+        let mut shares = Shares { greatest: 0.0, blocks: Vec::new() };
+        while !list.is_done() {
+            list.read(&mut block).ok_or_else(|| segment.postings_damaged())?;
+            let postings = block.rows[..block.len].iter().zip(&block.frequencies);
+            let most = postings.map(|(&row, &f)| share(f, norms[row as usize])).fold(0.0, f32::max);
+            shares.greatest = shares.greatest.max(most);
+            if block.len == BLOCK {
+                shares.blocks.push(most);
+            }
+        }
+        let shares = Arc::new(shares);
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::clone(&shares));
+        Ok(shares)
+    }
+}
+
 /// The lists of a word in one segment, on the way through it.
 struct Cursor<'a> {
     weight: f32,
+    /// Passages of the list.
+    count: u32,
     /// No passage gets more.
     bound: f32,
+    /// The same of every full block, as shares of the weight; of a short list there are none.
+    shares: Option<Arc<Shares>>,
     list: List<'a>,
     block: Postings,
     /// Scores of the block; of a light word's they are not computed.
@@ -112,6 +162,7 @@ struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     fn new(
         index: &Bm25Index,
+        k: usize,
         segment: &'a Segment,
         norms: &[f32],
         weight: f32,
@@ -119,17 +170,17 @@ impl<'a> Cursor<'a> {
     ) -> Result<Self, SearchError> {
         let (block, scores) = (Postings::empty(), [0.0; BLOCK]);
         let list = segment.list(entry)?;
-        let mut cursor = Cursor { weight, bound: 0.0, list, block, scores, at: 0 };
-        cursor.bound = match entry.bounds {
-            Some([most_often, shortest, _]) => {
-                weight * share(most_often.min(i32::MAX as u32), index.norm(shortest))
-            }
+        let mut cursor =
+            Cursor { weight, count: entry.count, bound: 0.0, shares: None, list, block, scores, at: 0 };
+        if entry.bounds.is_some() {
+            let shares = index.shares.of(k, segment, norms, entry)?;
+            cursor.bound = weight * shares.greatest;
+            cursor.shares = Some(shares);
+        } else {
             // A short list is read at once, and knows its bound itself.
-            None => {
-                cursor.read_scored(segment, norms)?;
-                cursor.scores[..cursor.block.len].iter().fold(0.0, |a, &b| a.max(b))
-            }
-        };
+            cursor.read_scored(segment, norms)?;
+            cursor.bound = cursor.scores[..cursor.block.len].iter().fold(0.0, |a, &b| a.max(b));
+        }
         Ok(cursor)
     }
 
@@ -206,7 +257,7 @@ fn search_segment(
     let mut cursors = Vec::with_capacity(words.len());
     for word in words {
         let Some(entry) = &word.lists[k] else { continue };
-        cursors.push(Cursor::new(index, segment, norms, word.weight, entry)?);
+        cursors.push(Cursor::new(index, k, segment, norms, word.weight, entry)?);
     }
     // What the words from each on can give together at most.
     let mut rest = vec![0.0f32; cursors.len() + 1];
@@ -234,7 +285,7 @@ fn search_segment(
         }
         let end = (start + WINDOW).min(passages);
         for cursor in heavies {
-            add(cursor, segment, norms, start, end, room)?;
+            add::<true>(cursor, segment, norms, start, end, room)?;
         }
         // Those of the window in the order of their rows, without those that the light words cannot lift any more.
         room.candidates.clear();
@@ -243,23 +294,31 @@ fn search_segment(
             while bits != 0 {
                 let i = w * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                let score = std::mem::take(&mut room.scores[i]);
+                let score = room.scores[i];
                 if (score + rest[heavy]) * slack >= least {
                     room.candidates.push(((start + i) as u32, score));
                 }
             }
         }
         for (cursor, rest) in lights.iter_mut().zip(&rest[heavy + 1..]) {
-            ask(cursor, segment, index, norms, *rest, least / slack, &mut room.candidates)?;
+            // Where a good part of a list is asked for, going through it is the shorter way.
+            let here = u64::from(cursor.count) * (end - start) as u64 / passages as u64;
+            if room.candidates.len() as u64 * DENSE > here {
+                go_through(cursor, segment, norms, start, end, room)?;
+                room.candidates.retain(|(_, score)| (score + rest) * slack >= least);
+            } else {
+                ask(cursor, segment, norms, *rest, least / slack, &mut room.candidates)?;
+            }
         }
+        room.scores[..end - start].fill(0.0);
         for &(row, score) in &room.candidates {
             top.offer(first + u64::from(row), score);
         }
     }
 }
 
-/// Adds a heavy word's scores of the rows from `start` to `end`.
-fn add(
+/// Adds a word's scores of the rows from `start` to `end`, and notes them, if `NOTE`.
+fn add<const NOTE: bool>(
     cursor: &mut Cursor<'_>,
     segment: &Segment,
     norms: &[f32],
@@ -274,7 +333,9 @@ fn add(
         while at < block.len && (block.rows[at] as usize) < end {
             let i = block.rows[at] as usize - start;
             scores[i] += cursor.scores[at];
-            room.touched[i / 64] |= 1 << (i % 64);
+            if NOTE {
+                room.touched[i / 64] |= 1 << (i % 64);
+            }
             at += 1;
         }
         cursor.at = at;
@@ -285,12 +346,39 @@ fn add(
     }
 }
 
+/// Adds a light word's scores of the rows from `start` to `end` to all that have it; the candidates among them are wanted.
+fn go_through(
+    cursor: &mut Cursor<'_>,
+    segment: &Segment,
+    norms: &[f32],
+    start: usize,
+    end: usize,
+    room: &mut Room,
+) -> Result<(), SearchError> {
+    for &(row, score) in &room.candidates {
+        room.scores[row as usize - start] = score;
+    }
+    let len = cursor.block.len;
+    if cursor.at < len && cursor.block.rows[len - 1] as usize >= start {
+        cursor.score(norms);
+    } else {
+        cursor.list.skip_to(start as u32);
+        cursor.read_scored(segment, norms)?;
+    }
+    let block = &cursor.block;
+    cursor.at += block.rows[cursor.at..block.len].partition_point(|&r| (r as usize) < start);
+    add::<false>(cursor, segment, norms, start, end, room)?;
+    for (row, score) in &mut room.candidates {
+        *score = room.scores[*row as usize - start];
+    }
+    Ok(())
+}
+
 /// Adds a light word's scores to the candidates that have it, and leaves out those that cannot be among the best any more: even with all
 /// of `rest` they stay below `least`.
 fn ask(
     cursor: &mut Cursor<'_>,
     segment: &Segment,
-    index: &Bm25Index,
     norms: &[f32],
     rest: f32,
     least: f32,
@@ -306,14 +394,8 @@ fn ask(
         if !inside {
             cursor.list.skip_to(row);
             // What a block is known to give at most is mostly less than the list.
-            let bound = match cursor.list.peek() {
-                Some(skip) => {
-                    let most_often =
-                        if skip.most_often == u16::MAX { i32::MAX as u32 } else { skip.most_often.into() };
-                    cursor.weight * share(most_often, index.norm(skip.shortest.into()))
-                }
-                None => cursor.bound,
-            };
+            let share = cursor.shares.as_ref().and_then(|shares| shares.blocks.get(cursor.list.block()));
+            let bound = share.map_or(cursor.bound, |share| cursor.weight * share);
             if (score + (bound + rest)) < least {
                 continue;
             }

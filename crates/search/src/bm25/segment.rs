@@ -267,8 +267,13 @@ impl Postings {
 
 impl List<'_> {
     /// What is known of the next block; `None` where that is what is left, or nothing.
-    pub fn peek(&self) -> Option<Skip> {
+    fn peek(&self) -> Option<Skip> {
         self.skips.get(self.block).map(Skip::read)
+    }
+
+    /// The number of the next block.
+    pub fn block(&self) -> usize {
+        self.block
     }
 
     /// Whether nothing is left.
