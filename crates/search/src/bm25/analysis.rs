@@ -21,13 +21,16 @@ pub enum Analyzer {
     English,
 }
 
-/// Words without which an English text means the same: articles, prepositions, pronouns, forms of "to be", and what an apostrophe
-/// leaves of a word.
-const STOPWORDS: [&str; 50] = [
-    "a", "an", "and", "are", "as", "at", "be", "been", "but", "by", "did", "do", "does", "for", "from",
-    "had", "has", "have", "he", "her", "his", "if", "in", "into", "is", "it", "its", "no", "not", "of", "on",
-    "or", "s", "she", "such", "t", "that", "the", "their", "then", "there", "these", "they", "this", "to",
-    "was", "were", "which", "will", "with",
+/// Words without which an English text means the same: articles, prepositions, pronouns, words that
+/// ask, forms of "to be", and what an apostrophe leaves of a word.
+const STOPWORDS: [&str; 95] = [
+    "a", "about", "after", "all", "also", "am", "an", "and", "any", "are", "as", "at", "be", "because",
+    "been", "being", "but", "by", "can", "could", "did", "do", "does", "each", "for", "from", "had", "has",
+    "have", "he", "her", "him", "his", "how", "i", "if", "in", "into", "is", "it", "its", "me", "more",
+    "most", "my", "no", "not", "of", "off", "on", "only", "or", "other", "our", "out", "over", "s", "she",
+    "so", "some", "such", "t", "than", "that", "the", "their", "them", "then", "there", "these", "they",
+    "this", "through", "to", "too", "under", "up", "us", "very", "was", "we", "were", "what", "when",
+    "where", "which", "who", "whom", "whose", "why", "will", "with", "would", "you", "your",
 ];
 
 impl Analyzer {
