@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! build_bm25(dir, &passages, &settings, memory, stop, progress)      append_bm25(...)       make or extend an index
-//! Finder::open(dir, &FindSettings { .. })                            the index and its passages
+//! Finder::open_on(&device, dir, &FindSettings { .. })                the index and its passages; open(dir, ..) of words alone
 //! finder.search(&["who ...?"], depth, stop)  ->  Vec<Vec<Hit>>       best first; a hit is a row and a score
 //! finder.passages().get(hit.row as usize)                            the passage of a row, with its id
 //! queries::Queries::open(path, cache)                                questions of a file, whatever its form
@@ -15,6 +15,7 @@
 use std::path::{Path, PathBuf};
 
 use tercio_data::Passages;
+use tercio_engine::Cpu;
 use tercio_search::bm25::{self, Bm25Constants, Bm25Index, Bm25Settings, Progress};
 use tercio_search::manifest::Manifest;
 use tercio_search::{Hit, SearchError};
@@ -22,9 +23,11 @@ use tercio_search::{Hit, SearchError};
 use crate::error::TrainError;
 use crate::scratch::ScratchFolder;
 
+mod dense;
 pub mod queries;
 mod ranks;
 
+pub use dense::{Dense, DenseSettings, FlatSettings, append_compressed, build_flat, collection_of};
 pub use ranks::{FoundReport, FoundSettings, search_among, write_found_among};
 
 /// How an index is opened and asked.
@@ -40,20 +43,24 @@ pub struct FindSettings {
     pub b: Option<f64>,
     /// Compare the checksums of all files first.
     pub verify: bool,
+    /// How an index of vectors is asked.
+    pub dense: DenseSettings,
 }
 
 /// An open index of any kind.
 pub enum AnyIndex {
     /// By words.
-    Bm25(Bm25Index),
+    Bm25(Box<Bm25Index>),
+    /// By vectors of passages and questions: exact, or compressed.
+    Dense(Box<Dense>),
 }
 
 impl AnyIndex {
-    /// Opens the index of a folder.
+    /// Opens the index of a folder. `device` embeds questions and computes with vectors; an index of words does without.
     ///
     /// # Errors
     /// No finished index, damage, a kind that this version does not know, settings that do not go with the kind.
-    pub fn open(dir: &Path, settings: &FindSettings) -> Result<AnyIndex, TrainError> {
+    pub fn open(dir: &Path, settings: &FindSettings, device: Option<&Cpu>) -> Result<AnyIndex, TrainError> {
         let manifest = Manifest::read(dir)?;
         if settings.verify {
             manifest.verify(dir, &|| false)?;
@@ -68,10 +75,22 @@ impl AnyIndex {
                     given.check().map_err(|e| TrainError::Options(e.to_string()))?;
                     index.set_constants(given)?;
                 }
-                Ok(AnyIndex::Bm25(index))
+                Ok(AnyIndex::Bm25(Box::new(index)))
+            }
+            kind if dense::is_dense(kind) => {
+                let device = device.ok_or_else(|| {
+                    let what =
+                        format!("{}: an index of vectors needs a device to be opened on", dir.display());
+                    TrainError::Options(what)
+                })?;
+                if settings.k1.or(settings.b).is_some() {
+                    let what = "--k1 and --b are constants of BM25; the index is one of vectors";
+                    return Err(TrainError::Options(what.into()));
+                }
+                Ok(AnyIndex::Dense(Box::new(Dense::open(device, dir, manifest, &settings.dense)?)))
             }
             other => Err(TrainError::Unusable(format!(
-                "{}: an index of kind {other:?}, which this version of Tercio does not know; it knows bm25",
+                "{}: an index of kind {other:?}, which this version of Tercio does not know; it knows bm25, flat and compressed",
                 dir.display()
             ))),
         }
@@ -81,6 +100,7 @@ impl AnyIndex {
     pub fn manifest(&self) -> &Manifest {
         match self {
             AnyIndex::Bm25(index) => index.manifest(),
+            AnyIndex::Dense(index) => index.manifest(),
         }
     }
 
@@ -96,6 +116,7 @@ impl AnyIndex {
     ) -> Result<Vec<Vec<Hit>>, TrainError> {
         match self {
             AnyIndex::Bm25(index) => Ok(index.search(questions, depth, stop)?),
+            AnyIndex::Dense(index) => index.search(questions, depth, stop),
         }
     }
 }
@@ -109,12 +130,23 @@ pub struct Finder {
 }
 
 impl Finder {
-    /// Opens an index and its collection.
+    /// Opens an index of words and its collection; see [`Finder::open_on`] for any kind.
     ///
     /// # Errors
     /// As [`AnyIndex::open`]; a collection that is gone, or is not the one that was indexed.
     pub fn open(dir: &Path, settings: &FindSettings) -> Result<Finder, TrainError> {
-        let index = AnyIndex::open(dir, settings)?;
+        Finder::of(AnyIndex::open(dir, settings, None)?, dir, settings)
+    }
+
+    /// Opens an index of any kind and its collection.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn open_on(device: &Cpu, dir: &Path, settings: &FindSettings) -> Result<Finder, TrainError> {
+        Finder::of(AnyIndex::open(dir, settings, Some(device))?, dir, settings)
+    }
+
+    fn of(index: AnyIndex, dir: &Path, settings: &FindSettings) -> Result<Finder, TrainError> {
         let collection = &index.manifest().collection;
         let path = settings.passages.as_deref().unwrap_or(&collection.path);
         if !path.exists() {

@@ -1,0 +1,295 @@
+//! Indexes of vectors: the model that embeds questions, and what is asked with their vectors.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tercio_data::template::TextTemplate;
+use tercio_data::{Passages, Vectors};
+use tercio_engine::{Cpu, Device};
+use tercio_models::embedding_model::TextKind;
+use tercio_search::compressed::{self, CompressedIndex, CompressedReport, CompressedSearch};
+use tercio_search::flat::{FlatIndex, Metric, Resident};
+use tercio_search::manifest::{Collection, IndexFolder, Manifest};
+use tercio_search::{Hit, SearchError};
+
+use crate::embed::{Embedder, TextEncoder, WINDOW};
+use crate::error::TrainError;
+use crate::mine::same_ids;
+
+/// The kind of an index that is its vectors.
+pub const FLAT: &str = "flat";
+/// Tokens of a batch of questions at most.
+const BATCH_TOKENS: usize = 8192;
+/// Questions of a batch.
+const BATCH_TEXTS: usize = 128;
+
+/// How an index of vectors is opened and asked.
+#[derive(Clone, Debug, Default)]
+pub struct DenseSettings {
+    /// The model that embeds questions: a folder, a hub name or a run's folder.
+    pub model: Option<String>,
+    /// Folder of the tokenizer; default: the model's.
+    pub tokenizer: Option<PathBuf>,
+    /// The text that is made of a question; default: the model's.
+    pub template: Option<TextTemplate>,
+    /// Tokens of a question at most; default: the model's.
+    pub question_maxlength: Option<usize>,
+    /// Keep the vectors in memory: for many questions, one after the other.
+    pub resident: bool,
+    /// Lists of a compressed index that a question looks into; 0: as the index says.
+    pub probes: usize,
+    /// Rows of a compressed index that are scored again; `None`: four times as many as are asked for; 0: none, scores are estimates.
+    pub rescore: Option<usize>,
+}
+
+/// What the manifest of a flat index remembers: it has no files but the folder of vectors.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FlatSettings {
+    /// How passages are compared with questions.
+    pub metric: Metric,
+    /// The folder of vectors, absolute.
+    pub vectors: PathBuf,
+    /// What its rows are ([`Vectors::fingerprint`]).
+    pub vectors_fingerprint: String,
+    /// The model as it was named.
+    pub model: String,
+    /// Its fingerprint, where it is known.
+    pub model_fingerprint: Option<String>,
+}
+
+/// The collection that vectors are of. Those that were imported do not say it: their ids must be those of the passages.
+///
+/// # Errors
+/// Vectors of another collection, or of a part of it; [`TrainError::Stopped`].
+pub fn collection_of(
+    vectors: &Vectors,
+    passages: &Passages,
+    stop: &dyn Fn() -> bool,
+) -> Result<Collection, TrainError> {
+    let collection = Collection::of(passages);
+    let of = vectors.settings();
+    let imported = of.source_fingerprint.is_none() || of.model_fingerprint.is_none();
+    let same = imported || of.source_fingerprint == collection.fingerprint;
+    if vectors.len() != collection.count || !same {
+        return Err(TrainError::Unusable(format!(
+            "{}: its {} vectors are of {}, not of the {} passages of {}; embed the whole file that is given here",
+            vectors.dir().display(),
+            vectors.len(),
+            of.source,
+            collection.count,
+            passages.path().display()
+        )));
+    }
+    if imported {
+        same_ids(vectors, passages.path(), |row| Ok(passages.get(row)?.id), stop)?;
+    }
+    Ok(collection)
+}
+
+/// Makes a flat index: a manifest that leads to the vectors.
+///
+/// # Errors
+/// As [`collection_of`]; a folder that cannot be written, or holds something else.
+pub fn build_flat(
+    dir: &Path,
+    vectors: &Vectors,
+    passages: &Passages,
+    metric: Metric,
+    stop: &dyn Fn() -> bool,
+) -> Result<Manifest, TrainError> {
+    let collection = collection_of(vectors, passages, stop)?;
+    let settings = FlatSettings {
+        metric,
+        vectors: std::path::absolute(vectors.dir()).unwrap_or_else(|_| vectors.dir().to_owned()),
+        vectors_fingerprint: vectors.fingerprint(),
+        model: vectors.settings().model.clone(),
+        model_fingerprint: vectors.settings().model_fingerprint.clone(),
+    };
+    let json = serde_json::to_value(&settings).map_err(|e| TrainError::Unusable(e.to_string()))?;
+    Ok(IndexFolder::open(dir)?.commit(FLAT, collection, json, Vec::new())?)
+}
+
+/// Adds vectors of the passages that a collection has gained at its end to its compressed index: [`CompressedIndex::append`].
+///
+/// # Errors
+/// Likewise; vectors that are not those of the passages that are new, by their number and their ids.
+pub fn append_compressed(
+    device: &Cpu,
+    dir: &Path,
+    vectors: &Vectors,
+    passages: &Passages,
+    stop: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(f64),
+) -> Result<CompressedReport, TrainError> {
+    let known = Manifest::read(dir)?.collection.count;
+    let total = passages.len() as u64;
+    if known.checked_add(vectors.len()) != Some(total) {
+        return Err(TrainError::Unusable(format!(
+            "{}: it has {} vectors, but {} has {total} passages, of which the index {} has {known}; embed the new passages alone",
+            vectors.dir().display(),
+            vectors.len(),
+            passages.path().display(),
+            dir.display()
+        )));
+    }
+    let id =
+        |row: usize| Ok(passages.get(usize::try_from(known).unwrap_or(usize::MAX).saturating_add(row))?.id);
+    same_ids(vectors, passages.path(), id, stop)?;
+    Ok(CompressedIndex::append(device, vectors, Collection::of(passages), dir, stop, progress)?)
+}
+
+/// An index of vectors with what embeds its questions.
+pub struct Dense {
+    device: Cpu,
+    embedder: Embedder<Cpu>,
+    template: TextTemplate,
+    maxlength: usize,
+    index: Index,
+    manifest: Manifest,
+    settings: DenseSettings,
+}
+
+enum Index {
+    Flat(FlatIndex),
+    Resident(Resident),
+    Compressed(Box<CompressedIndex>),
+}
+
+impl Dense {
+    /// Opens an index of vectors and its model.
+    ///
+    /// # Errors
+    /// No model, or another than that of the vectors; vectors that are gone or changed; damage.
+    pub fn open(
+        device: &Cpu,
+        dir: &Path,
+        manifest: Manifest,
+        settings: &DenseSettings,
+    ) -> Result<Dense, TrainError> {
+        let (index, model, fingerprint) = match manifest.kind.as_str() {
+            FLAT => {
+                let flat: FlatSettings = manifest.settings(dir)?;
+                let vectors = Vectors::open(&flat.vectors)?;
+                if vectors.len() != manifest.collection.count
+                    || vectors.fingerprint() != flat.vectors_fingerprint
+                {
+                    return Err(TrainError::Unusable(format!(
+                        "{}: its vectors are no longer those of the index {}; index again",
+                        flat.vectors.display(),
+                        dir.display()
+                    )));
+                }
+                let index = FlatIndex::of(vectors, flat.metric);
+                let index = match settings.resident {
+                    true => Index::Resident(index.load(device, &|| false)?),
+                    false => Index::Flat(index),
+                };
+                (index, flat.model, flat.model_fingerprint)
+            }
+            _ => {
+                let mut index = CompressedIndex::open(device, dir, settings.rescore != Some(0))?;
+                if settings.resident && settings.rescore != Some(0) {
+                    index.keep_vectors(device)?;
+                }
+                let of = index.settings();
+                let (model, fingerprint) = (of.model.clone(), of.model_fingerprint.clone());
+                (Index::Compressed(Box::new(index)), model, fingerprint)
+            }
+        };
+        let Some(name) = &settings.model else {
+            return Err(TrainError::Options(format!(
+                "{}: an index of vectors of {model}; name the model that embeds the questions with --model_path",
+                dir.display()
+            )));
+        };
+        let embedder = device.run(|| Embedder::open(name, settings.tokenizer.as_deref(), None, device))?;
+        let own = device.run(|| embedder.fingerprint(device));
+        match fingerprint {
+            Some(print) if print != own => {
+                return Err(TrainError::Unusable(format!(
+                    "{}: the index has vectors of {model} (fingerprint {}), --model_path {name} is another model (fingerprint {}); \
+                     name that one, or embed and index the passages again",
+                    dir.display(),
+                    print.get(..12).unwrap_or(&print),
+                    &own[..12]
+                )));
+            }
+            Some(_) => {}
+            None => tracing::warn!(
+                "{}: its vectors (of {model}) were imported, so nothing says that {name} is their model: it is taken for granted",
+                dir.display()
+            ),
+        }
+        let template = match &settings.template {
+            Some(template) => template.clone(),
+            None => embedder.template(TextKind::Question, false)?,
+        };
+        let maxlength =
+            settings.question_maxlength.unwrap_or_else(|| embedder.model.max_tokens(TextKind::Question));
+        if maxlength > embedder.model.encoder().max_tokens() {
+            let most = embedder.model.encoder().max_tokens();
+            return Err(TrainError::Options(format!(
+                "{maxlength} tokens of a question: the model has positions for {most}"
+            )));
+        }
+        let settings = settings.clone();
+        Ok(Dense { device: device.clone(), embedder, template, maxlength, index, manifest, settings })
+    }
+
+    /// What the folder says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// See [`super::AnyIndex::search`]. Questions that are asked together are embedded together, in windows of [`WINDOW`].
+    ///
+    /// # Errors
+    /// A question that cannot be embedded; damage; [`TrainError::Stopped`].
+    pub fn search<S: AsRef<str>>(
+        &self,
+        questions: &[S],
+        depth: usize,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Vec<Hit>>, TrainError> {
+        let encoder = TextEncoder {
+            device: &self.device,
+            model: &self.embedder.model,
+            tokenizer: &self.embedder.tokenizer,
+            maxlength: self.maxlength,
+            padding: self.embedder.padding(TextKind::Question),
+            batch_tokens: BATCH_TOKENS,
+            batch_texts: BATCH_TEXTS,
+            window: WINDOW,
+        };
+        let mut found = Vec::new();
+        for window in questions.chunks(WINDOW) {
+            let texts: Vec<String> = window.iter().map(|q| self.template.of_question(q.as_ref())).collect();
+            let rows = self.device.run(|| encoder.rows(&texts, &stop))?.ok_or(TrainError::Stopped)?;
+            self.device.trim();
+            found.extend(self.ask(&rows.values, depth, stop)?);
+        }
+        Ok(found)
+    }
+
+    fn ask(
+        &self,
+        rows: &[f32],
+        depth: usize,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Vec<Hit>>, SearchError> {
+        match &self.index {
+            Index::Flat(index) => index.search(&self.device, rows, depth, &stop, &mut |_| {}),
+            Index::Resident(index) => index.search(&self.device, rows, depth, &stop),
+            Index::Compressed(index) => {
+                let rescore = self.settings.rescore.unwrap_or(4 * depth);
+                let how = CompressedSearch { depth, probes: self.settings.probes, rescore };
+                index.search(&self.device, rows, how, &stop)
+            }
+        }
+    }
+}
+
+/// Whether a kind of index is one of vectors.
+pub fn is_dense(kind: &str) -> bool {
+    matches!(kind, FLAT | compressed::KIND)
+}
