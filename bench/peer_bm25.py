@@ -26,7 +26,7 @@ def build(passages, folder, threads):
     csv.field_size_limit(1 << 30)
     count = 0
     with open(passages, encoding="utf8", newline="") as f:
-        rows = csv.reader(f, delimiter="\t")
+        rows = csv.reader(f, delimiter="\t", quoting=csv.QUOTE_NONE)
         next(rows)
         for number, text, title in rows:
             writer.add_document(tantivy.Document(id=number, text=title + " " + text))

@@ -17,6 +17,7 @@ mod eval_reader;
 mod eval_retrieval;
 mod eval_retriever;
 mod fuse;
+mod index;
 mod launch;
 mod mine;
 mod model_download;
@@ -25,6 +26,7 @@ mod model_import;
 mod model_inspect;
 mod quickstart;
 mod reader_flags;
+mod search;
 mod slurm_logs;
 mod slurm_status;
 mod slurm_submit;
@@ -69,6 +71,10 @@ enum Command {
     Answer(answer::Answer),
     /// Turn passages or questions into vectors, by all ranks, shard by shard
     Embed(Box<embed::Embed>),
+    /// Make an index of passages, or add to one
+    Index(Box<index::Index>),
+    /// Find passages for questions with an index
+    Search(Box<search::Search>),
     /// Find hard negatives for the training of retrievers
     Mine(Box<mine::Mine>),
     /// Make one run of several: reciprocal rank fusion, or weighted scores
@@ -181,6 +187,8 @@ pub fn run() -> ExitCode {
         Command::Eval(Eval::Retrieval(c)) => c.run(),
         Command::Answer(c) => c.run(),
         Command::Embed(c) => c.run(),
+        Command::Index(c) => c.run(),
+        Command::Search(c) => c.run(),
         Command::Mine(c) => c.run(),
         Command::Fuse(c) => c.run(),
         Command::Launch(c) => c.run(|words| check(words).map(|_| ())),

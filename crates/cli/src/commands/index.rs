@@ -1,0 +1,292 @@
+//! `tercio index`: an index of a collection of passages, or what the collection has gained since.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use tercio_comm::place::Flags;
+use tercio_data::{Passages, Vectors};
+use tercio_engine::{Cpu, Device, memory};
+use tercio_search::bm25::{Analyzer, Bm25Constants, Bm25Settings, Fields, LEAST_MEMORY};
+use tercio_search::compressed::{CompressedIndex, CompressedOptions};
+use tercio_search::flat::{Metric, read_all, same_model};
+use tercio_search::manifest::Manifest;
+use tercio_train::TrainError;
+use tercio_train::find::{append_bm25, append_compressed, build_bm25, build_flat, collection_of};
+use tercio_train::run::{Progress, Signals, Verbosity, init_logging_of_rank};
+use tercio_train::scratch::ScratchFolder;
+
+use super::common::{line, not_quoted, place, threads};
+
+/// Megabytes that are believed to be meant.
+const MOST_MEMORY: u64 = 1 << 24;
+
+/// Flags of `tercio index`.
+#[derive(Args)]
+pub struct Index {
+    /// What the index knows passages by
+    #[arg(long, value_enum, default_value_t = Kind::Bm25)]
+    kind: Kind,
+    /// Passages: .tsv (id, text, title), .jsonl or .json, also .gz or .zst
+    #[arg(long, env = "TERCIO_PASSAGES")]
+    passages: PathBuf,
+    /// Folder of the index; one that stands there is replaced once the new one is whole
+    #[arg(long, visible_aliases = ["index", "output-path"])]
+    output: PathBuf,
+    /// Vectors of the passages, for an index of vectors: a folder of `tercio embed`
+    #[arg(long, visible_alias = "passages-embeddings", required_if_eq_any = [("kind", "flat"), ("kind", "compressed")])]
+    vectors: Option<PathBuf>,
+    /// How vectors are compared
+    #[arg(long, value_enum, default_value_t = By::Inner)]
+    metric: By,
+    /// Lists of a compressed index; 0: twice the root of the number of passages
+    #[arg(long, default_value_t = 0)]
+    lists: usize,
+    /// Bytes of a passage's code in a compressed index, an even number; 0: an eighth of the vector's numbers
+    #[arg(long, default_value_t = 0)]
+    code_bytes: usize,
+    /// Vectors that a compressed index learns from; 0: 64 for every list
+    #[arg(long, default_value_t = 0)]
+    sample: usize,
+    /// Which vectors these are
+    #[arg(long, env = "TERCIO_SEED", default_value_t = 0)]
+    seed: u64,
+    /// Vectors of questions to measure a compressed index's recall with; default: passages that it did not learn from
+    #[arg(long)]
+    recall_vectors: Option<PathBuf>,
+    /// Add the passages that the file has gained at its end to the index that stands there, made as it was made. For a compressed
+    /// index --vectors are those of the new passages alone
+    #[arg(long, conflicts_with_all = ["analyzer", "fields", "k1", "b"])]
+    append: bool,
+    /// How text becomes words: as they stand in lower case, or without endings and the most frequent words of English
+    #[arg(long, value_enum, default_value_t = Words::Plain)]
+    analyzer: Words,
+    /// What of a passage is indexed
+    #[arg(long, value_enum, default_value_t = Parts::TitleAndText)]
+    fields: Parts,
+    /// BM25's k1 of searches that say none: how slowly a word's weight saturates as it is repeated
+    #[arg(long, default_value_t = Bm25Constants::default().k1)]
+    k1: f64,
+    /// BM25's b of searches that say none: how much long passages are held back, from 0 to 1
+    #[arg(long, default_value_t = Bm25Constants::default().b)]
+    b: f64,
+    /// Megabytes for the words of passages in memory; what is more goes to disk and is merged. The index is the same
+    #[arg(long, default_value_t = 1024)]
+    memory: u64,
+    /// Threads; 0: all cores
+    #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
+    threads: usize,
+    /// Folder for the index of the file itself, and its decompressed copy; default: a temporary one
+    #[arg(long, env = "TERCIO_CACHE_DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Print what was made as one line of JSON on stdout
+    #[arg(long)]
+    json: bool,
+    /// Warnings and errors only
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// The words in them (BM25)
+    Bm25,
+    /// Their vectors, all of which are compared with a question's: exact
+    Flat,
+    /// Their vectors in inverted lists of short codes, of which the best are scored again: fast, and not always the same as exact
+    Compressed,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum By {
+    /// The inner product
+    Inner,
+    /// The cosine
+    Cosine,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Words {
+    Plain,
+    English,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Parts {
+    TitleAndText,
+    Text,
+    Title,
+}
+
+impl Index {
+    /// Indexes.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let place = place(Flags::default())?;
+        if place.world_size > 1 {
+            // Each would write into the same folder.
+            return Err(TrainError::Options(format!(
+                "tercio index is one process, found rank {} of {}: start it without a launcher, with as many --threads as \
+                 there are cores",
+                place.rank, place.world_size
+            ))
+            .into());
+        }
+        let constants = Bm25Constants { k1: self.k1, b: self.b };
+        constants.check().map_err(|e| TrainError::Options(e.to_string()))?;
+        let least = LEAST_MEMORY >> 20;
+        if !(least..=MOST_MEMORY).contains(&self.memory) {
+            let what = format!("--memory {}: expected {least} to {MOST_MEMORY} megabytes", self.memory);
+            return Err(TrainError::Options(what).into());
+        }
+        let threads = threads(self.threads)?;
+        init_logging_of_rank(0, "", if self.quiet { Verbosity::Quiet } else { Verbosity::Normal })?;
+        let signals = Signals::install()?;
+        let stop = || signals.requested().is_some();
+        let scratch = ScratchFolder::new()?;
+        let cache = self.cache_dir.as_deref().unwrap_or(scratch.path());
+        let passages = Passages::open(&self.passages, cache)?;
+        if !passages.is_quoted() {
+            tracing::warn!("{}", not_quoted(&passages));
+        }
+        let since = std::time::Instant::now();
+        let mut bar = Progress::start(0, passages.len() as u64, !self.quiet && !self.json);
+        let device = Cpu::new(threads)?;
+        let made = device.run(|| match self.kind {
+            Kind::Bm25 => {
+                let mut progress = |done, _| bar.advance(done, "passages");
+                let memory = self.memory << 20;
+                match self.append {
+                    true => append_bm25(&self.output, &passages, memory, &stop, &mut progress),
+                    false => {
+                        let settings = self.words(constants);
+                        build_bm25(&self.output, &passages, &settings, memory, &stop, &mut progress).map(Some)
+                    }
+                }
+            }
+            Kind::Flat => self.flat(&passages, &stop).map(Some),
+            Kind::Compressed => {
+                let mut progress =
+                    |share: f64| bar.advance((share * passages.len() as f64) as u64, "passages");
+                self.compressed(&device, &passages, &stop, &mut progress).map(Some)
+            }
+        })?;
+        let changed = made.is_some();
+        let manifest = made.map_or_else(|| Manifest::read(&self.output), Ok).map_err(TrainError::from)?;
+        self.tell(&manifest, changed, since.elapsed().as_secs_f64())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn words(&self, constants: Bm25Constants) -> Bm25Settings {
+        Bm25Settings {
+            analyzer: match self.analyzer {
+                Words::Plain => Analyzer::Plain,
+                Words::English => Analyzer::English,
+            },
+            fields: match self.fields {
+                Parts::TitleAndText => Fields::TitleAndText,
+                Parts::Text => Fields::Text,
+                Parts::Title => Fields::Title,
+            },
+            constants,
+        }
+    }
+
+    fn metric(&self) -> Metric {
+        match self.metric {
+            By::Inner => Metric::Inner,
+            By::Cosine => Metric::Cosine,
+        }
+    }
+
+    fn vectors(&self) -> Result<Vectors, TrainError> {
+        let path = self
+            .vectors
+            .as_ref()
+            .ok_or_else(|| TrainError::Options("--vectors: expected a folder".into()))?;
+        Ok(Vectors::open(path)?)
+    }
+
+    fn flat(&self, passages: &Passages, stop: &dyn Fn() -> bool) -> Result<Manifest, TrainError> {
+        if self.append {
+            let what = "--append: a flat index is its folder of vectors; embed the passages that were added, and index again";
+            return Err(TrainError::Options(what.into()));
+        }
+        build_flat(&self.output, &self.vectors()?, passages, self.metric(), stop)
+    }
+
+    fn compressed(
+        &self,
+        device: &Cpu,
+        passages: &Passages,
+        stop: &dyn Fn() -> bool,
+        progress: &mut dyn FnMut(f64),
+    ) -> Result<Manifest, TrainError> {
+        let vectors = self.vectors()?;
+        let report = match self.append {
+            true => append_compressed(device, &self.output, &vectors, passages, stop, progress)?,
+            false => {
+                let queries = match &self.recall_vectors {
+                    None => None,
+                    Some(path) => {
+                        let queries = Vectors::open(path)?;
+                        if let Some(warning) = same_model(&queries, &vectors)? {
+                            tracing::warn!("{warning}");
+                        }
+                        Some(read_all(&queries)?)
+                    }
+                };
+                let options = CompressedOptions {
+                    metric: self.metric(),
+                    lists: self.lists,
+                    code_bytes: self.code_bytes,
+                    sample: self.sample,
+                    seed: self.seed,
+                    queries,
+                    ..CompressedOptions::default()
+                };
+                let collection = collection_of(&vectors, passages, stop)?;
+                CompressedIndex::build(device, &vectors, collection, &self.output, &options, stop, progress)?
+            }
+        };
+        report.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        for r in &report.settings.recall {
+            tracing::info!(
+                "recall of the best {}: {:.3}, of {} lists, {} scored again ({})",
+                r.depth,
+                r.recall,
+                r.probes,
+                r.rescore,
+                report.settings.recall_queries
+            );
+        }
+        Ok(report.manifest)
+    }
+
+    fn tell(&self, m: &Manifest, changed: bool, seconds: f64) -> anyhow::Result<()> {
+        let peak = memory::peak_resident();
+        let text = if self.json {
+            let sum = json!({
+                "output": self.output, "kind": m.kind, "version": m.version, "passages": m.collection.count,
+                "bytes": m.bytes(), "changed": changed, "seconds": seconds, "peak_memory": peak,
+            });
+            sum.to_string()
+        } else if changed {
+            format!(
+                "{} passages in {}: {} index of {}, version {}, in {seconds:.1} s",
+                m.collection.count,
+                self.output.display(),
+                m.kind,
+                memory::human(m.bytes()),
+                m.version
+            )
+        } else {
+            format!(
+                "{}: nothing to add, the index has all {} passages",
+                self.output.display(),
+                m.collection.count
+            )
+        };
+        Ok(line(&text)?)
+    }
+}

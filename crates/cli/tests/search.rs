@@ -1,0 +1,290 @@
+//! `tercio index` and `tercio search` as processes: forms of questions and results, ranks, kill -9, and what is refused.
+
+mod ranks_support;
+mod support;
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+use support::{failure, finish, kill_dead, stderr, tercio, wait_for};
+
+/// A folder with a collection, questions, and whatever comes of them.
+struct Place {
+    root: tempfile::TempDir,
+}
+
+/// A passage's words: one of its own, one of ten others, and one that all have.
+fn passage(i: usize) -> String {
+    format!("{i}\tthe word w{i} beside group{} and \"quotes\"\ttitle{}\n", i % 10, i % 7)
+}
+
+impl Place {
+    /// With a collection of so many passages.
+    fn new(passages: usize) -> Place {
+        let place = Place { root: tempfile::tempdir().unwrap() };
+        place.collection(passages);
+        place
+    }
+    fn collection(&self, passages: usize) {
+        self.write(
+            "passages.tsv",
+            &("id\ttext\ttitle\n".to_owned() + &(0..passages).map(passage).collect::<String>()),
+        );
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+    fn write(&self, name: &str, content: &str) -> String {
+        std::fs::write(self.path(name), content).unwrap();
+        self.text(name)
+    }
+    fn index(&self, output: &str, flags: &[&str]) -> Command {
+        let mut command = tercio(&["index", "--threads", "2", "--quiet"]);
+        command.args(["--passages", &self.text("passages.tsv"), "--output", &self.text(output)]).args(flags);
+        command
+    }
+    fn search(&self, flags: &[&str]) -> Command {
+        let mut command = tercio(&["search", "--threads", "1", "--index", &self.text("index")]);
+        command.args(flags);
+        command
+    }
+    /// Questions about single passages, and about none.
+    fn questions(&self, count: usize) -> String {
+        let line = |i: usize| match i % 50 {
+            7 => json!({"id": format!("q{i}"), "question": "nothing of this", "answers": ["x"]}),
+            _ => json!({"id": format!("q{i}"), "question": format!("which W{} of group{}?", i % 40, i % 10),
+                        "answers": [format!("W{}", i % 40)], "more": i}),
+        };
+        self.write("questions.jsonl", &(0..count).map(|i| line(i).to_string() + "\n").collect::<String>())
+    }
+    fn json(&self, name: &str) -> Vec<Value> {
+        serde_json::from_slice(&std::fs::read(self.path(name)).unwrap()).unwrap()
+    }
+}
+
+fn run(command: &mut Command) -> Output {
+    finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+}
+
+fn succeed(command: &mut Command) -> String {
+    let output = run(command);
+    assert!(output.status.success(), "{}", stderr(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn what_is_found_comes_in_every_form() {
+    let place = Place::new(60);
+    let made: Value = serde_json::from_str(&succeed(&mut place.index("index", &["--json"]))).unwrap();
+    assert_eq!((&made["passages"], &made["version"], &made["kind"]), (&json!(60), &json!(1), &json!("bm25")));
+    let questions = place.questions(10);
+    let fid = place.text("found.json");
+    let told = run(&mut place.search(&["--data", &questions, "--n-docs", "5", "--output_path", &fid]));
+    assert!(told.status.success(), "{}", stderr(&told));
+    // The question about nothing has "of" nowhere; of every other group there are six.
+    assert!(
+        stderr(&told).contains("1 of 10 questions got fewer passages than 5, 1 of them none"),
+        "{}",
+        stderr(&told)
+    );
+    let found = place.json("found.json");
+    assert_eq!(found.len(), 10);
+    assert_eq!((&found[3]["more"], &found[3]["answers"]), (&json!(3), &json!(["W3"])), "the item stays");
+    for (i, item) in found.iter().enumerate().filter(|(i, _)| *i != 7) {
+        let ctxs = item["ctxs"].as_array().unwrap();
+        assert_eq!(ctxs.len(), 5);
+        assert_eq!((&ctxs[0]["id"], &ctxs[0]["hasanswer"]), (&json!(i.to_string()), &json!(true)), "{item}");
+        assert_eq!(ctxs[0]["title"], json!(format!("title{}", i % 7)));
+        assert!(ctxs[1..].iter().all(|c| c["hasanswer"] == json!(false)), "{item}");
+        assert!(ctxs[0]["score"].as_f64() > ctxs[1]["score"].as_f64());
+        // Those of the group, of equal scores the earlier ones.
+        let ids: Vec<usize> = ctxs[1..].iter().map(|c| c["id"].as_str().unwrap().parse().unwrap()).collect();
+        assert!(ids.is_sorted() && ids.iter().all(|id| id % 10 == i % 10), "{item}");
+    }
+    assert_eq!(found[7]["ctxs"], json!([]));
+
+    // The same questions in other forms find the same.
+    let list: String = (0..10).map(|i| format!("q{i}\twhich W{i} of group{i}?\n")).collect();
+    let dprs: String = (0..10).map(|i| format!("\"which W{i} of \"\"group{i}\"\"?\"\t['W{i}']\n")).collect();
+    let beir: String = (0..10)
+        .map(|i| {
+            json!({"_id": format!("q{i}"), "text": format!("which W{i} of group{i}?")}).to_string() + "\n"
+        })
+        .collect();
+    let mut runs = Vec::new();
+    for (name, content) in [("list.tsv", list), ("dprs.tsv", dprs), ("beir.jsonl", beir)] {
+        let (file, output) = (place.write(name, &content), place.text(&format!("{name}.run")));
+        let flags = [
+            "--queries",
+            &file,
+            "--output",
+            &output,
+            "--format",
+            "trec",
+            "--n_docs",
+            "3",
+            "--tag",
+            "t",
+            "--quiet",
+        ];
+        succeed(&mut place.search(&flags));
+        runs.push(std::fs::read_to_string(&output).unwrap());
+    }
+    assert_eq!(runs[0], runs[2]);
+    // DPR's questions have no ids: their rows stand for them.
+    assert_eq!(runs[0].lines().map(|l| &l[1..]).collect::<Vec<_>>(), runs[1].lines().collect::<Vec<_>>());
+    let first: Vec<&str> = runs[0].lines().next().unwrap().split(' ').collect();
+    assert_eq!((&first[..4], first[5]), (&["q0", "Q0", "0", "1"][..], "t"));
+    assert_eq!(runs[0].lines().count(), 30);
+
+    let printed = succeed(&mut place.search(&["--n-docs", "2", "--json", "W5", "group3 W4"]));
+    let printed: Vec<Value> = printed.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(
+        (printed[0]["ctxs"].as_array().unwrap().len(), &printed[0]["ctxs"][0]["id"]),
+        (1, &json!("5"))
+    );
+    assert_eq!(printed[1]["question"], json!("group3 W4"));
+    assert!(succeed(&mut place.search(&["W5"])).contains("[5] title5: the word w5"));
+}
+
+#[test]
+fn constants_reach_the_scores() {
+    let place = Place::new(30);
+    succeed(&mut place.index("index", &["--k1", "1.2", "--b", "0.75"]));
+    let score = |flags: &[&str]| {
+        let printed = succeed(&mut place.search(&[flags, &["--json", "W5"]].concat()));
+        serde_json::from_str::<Value>(&printed).unwrap()["ctxs"][0]["score"].as_f64().unwrap()
+    };
+    // Every passage has as many words as the mean, so that k1 = 1.2 gives idf · 2.2 / 2.2, whatever k1.
+    let idf = (1.0f64 + 29.5 / 1.5).ln();
+    assert!((score(&[]) - idf).abs() < 1e-4, "{}", score(&[]));
+    assert!((score(&["--k1", "0"]) - idf).abs() < 1e-4);
+    let other = run(&mut place.search(&["--b", "1.5", "W5"]));
+    assert_eq!(other.status.code(), Some(2), "{}", stderr(&other));
+    assert!(stderr(&other).contains("b from 0 to 1"), "{}", stderr(&other));
+}
+
+#[test]
+fn two_ranks_write_what_one_process_writes() {
+    let place = Place::new(200);
+    succeed(&mut place.index("index", &[]));
+    // Three blocks of questions, so that both ranks have some and one has more.
+    let questions = place.questions(2500);
+    for name in ["found.json", "found.jsonl", "found.run"] {
+        let (one, two) = (place.text(&format!("one-{name}")), place.text(&format!("two-{name}")));
+        let flags = |output| ["--queries", &questions, "--n-docs", "7", "--output", output];
+        succeed(&mut place.search(&flags(&one)));
+        let ranks = ranks_support::start(place.root.path(), 2, |_| place.search(&flags(&two)));
+        ranks.succeed();
+        assert!(std::fs::read(&one).unwrap() == std::fs::read(&two).unwrap(), "{name}");
+        assert!(std::fs::metadata(&one).unwrap().len() > 100_000);
+    }
+    // Ranks that do not ask the same are told.
+    let other = place.write("other.jsonl", "{\"question\": \"W1\"}\n");
+    let output = place.text("three.json");
+    let ranks = ranks_support::start(place.root.path(), 2, |rank| {
+        place.search(&["--queries", if rank == 0 { &questions } else { &other }, "--output", &output])
+    });
+    let ends = ranks.finish();
+    assert_eq!(ranks_support::codes(&ends), [Some(1), Some(1)]);
+    assert!(!place.path("three.json").exists());
+}
+
+#[test]
+fn a_killed_build_leaves_the_old_index_and_goes_on() {
+    let place = Place::new(300);
+    succeed(&mut place.index("index", &[]));
+    let before = succeed(&mut place.search(&["--json", "group3"]));
+    let old = std::fs::read_to_string(place.path("passages.tsv")).unwrap();
+    // Long enough that it is killed at work, and in runs, so that several kinds of files are there.
+    place.collection(60_000);
+    for part in ["v2-run-0.postings", "v2-0.lengths"] {
+        let mut child =
+            place.index("index", &["--memory", "8", "--threads", "1"]).stderr(Stdio::null()).spawn().unwrap();
+        let there = || {
+            let entries = std::fs::read_dir(place.path("index")).unwrap();
+            entries.flatten().any(|e| e.file_name().to_string_lossy().contains(part))
+        };
+        wait_for(&mut child, there);
+        let at_work = kill_dead(child);
+        assert!(at_work, "it ended before it could be killed");
+        let manifest = std::fs::read_to_string(place.path("index/manifest.json")).unwrap();
+        assert!(manifest.contains("\"version\": 1"));
+        // Of the collection as it was the old index still answers; of the new one it says that it does not know it.
+        let other = run(&mut place.search(&["--json", "group3"]));
+        assert!(failure(&other).contains("is not the collection of the index"), "{}", stderr(&other));
+        let kept = place.write("old.tsv", &old);
+        let again = succeed(&mut place.search(&["--json", "--passages", &kept, "--verify", "group3"]));
+        assert_eq!(again, before);
+    }
+    succeed(&mut place.index("index", &["--memory", "8"]));
+    let names = std::fs::read_dir(place.path("index")).unwrap().flatten().map(|e| e.file_name());
+    let left: Vec<_> = names.filter(|n| !n.to_string_lossy().starts_with("v2-0.")).collect();
+    assert_eq!(left.len(), 2, "the manifest and the lock: {left:?}");
+    succeed(&mut place.index("whole", &[]));
+    for part in ["postings", "terms", "lengths"] {
+        let of = |name: &str| std::fs::read(place.path(name)).unwrap();
+        assert!(of(&format!("index/v2-0.{part}")) == of(&format!("whole/v1-0.{part}")), "{part}");
+    }
+}
+
+#[test]
+fn appends_go_on_where_the_index_ends() {
+    let place = Place::new(100);
+    succeed(&mut place.index("index", &["--fields", "text"]));
+    let told = succeed(&mut place.index("index", &["--append"]));
+    assert!(told.contains("nothing to add"), "{told}");
+    place.collection(150);
+    let told = succeed(&mut place.index("index", &["--append"]));
+    assert!(told.contains("150 passages") && told.contains("version 2"), "{told}");
+    assert!(succeed(&mut place.search(&["W149"])).contains("[149]"));
+    place.collection(120);
+    let error = failure(&run(&mut place.index("index", &["--append"])));
+    assert!(error.contains("not taken away"), "{error}");
+    let error = failure(&run(&mut place.index("none", &["--append"])));
+    assert!(error.contains("found none"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let place = Place::new(20);
+    let error = failure(&run(&mut place.search(&["W1"])));
+    assert!(error.contains("expected the folder of an index"), "{error}");
+    std::fs::create_dir(place.path("index")).unwrap();
+    let error = failure(&run(&mut place.search(&["W1"])));
+    assert!(error.contains("no index was finished here"), "{error}");
+    std::fs::remove_dir(place.path("index")).unwrap();
+    succeed(&mut place.index("index", &[]));
+    for (name, content, what) in [
+        ("a.jsonl", "{\"queston\": \"x\"}\n", "the keys queston"),
+        ("b.jsonl", "{\"question\": 3}\n", "a string in `question`"),
+        ("c.tsv", "no tab here\n", "an id, a tab and a question"),
+        ("d.tsv", "1\tx\n1\ty\n", "an id of its own"),
+        ("e.csv", "1,x\n", ".jsonl"),
+    ] {
+        let file = place.write(name, content);
+        let error =
+            failure(&run(&mut place.search(&["--queries", &file, "--output", &place.text("x.json")])));
+        assert!(error.contains(what) && error.contains(name), "{error}");
+        assert!(!place.path("x.json").exists());
+    }
+    for flags in [&["--n-docs", "0", "W1"][..], &["--queries", "x"], &[], &["--k1", "-1", "W1"]] {
+        let output = run(&mut place.search(flags));
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {}", stderr(&output));
+    }
+    let output = run(&mut place.index("index", &["--memory", "1"]));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let path = place.path("index/v1-0.postings");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[3] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let error = failure(&run(&mut place.search(&["--verify", "W1"])));
+    assert!(error.contains("v1-0.postings") && error.contains("damaged"), "{error}");
+    std::fs::remove_file(place.path("passages.tsv")).unwrap();
+    let error = failure(&run(&mut place.search(&["W1"])));
+    assert!(error.contains("--passages"), "{error}");
+}
