@@ -462,4 +462,17 @@ fn negatives_are_mined_from_a_search_a_run_and_the_items_themselves() {
         &short,
     ])));
     assert!(error.contains("has no passage with the id \"Bert\""), "{error}");
+
+    // Several processes would write the same file.
+    let torchrun = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "1"),
+    ];
+    let refused = run(tercio(&["mine", "--data", &questions, "--output", &output]).envs(torchrun));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(failure(&refused).contains("one process, found rank 1 of 2"), "{}", stderr(&refused));
+    assert!(!place.path("x.jsonl").exists());
 }

@@ -20,10 +20,11 @@ use tercio_train::embed::{
 };
 use tercio_train::options::PrecisionOptions;
 use tercio_train::ranks::corpus::{ExampleFile, open_among};
-use tercio_train::ranks::options::LinkOptions;
+use tercio_train::ranks::options::{LinkOptions, Requeue};
+use tercio_train::ranks::requeue::requeue_among;
 use tercio_train::ranks::start::{self, same_among};
 use tercio_train::run::progress::duration;
-use tercio_train::run::{EXIT_SAVED_NOT_REQUEUED, Progress, Signals};
+use tercio_train::run::{EXIT_SAVED_NOT_REQUEUED, Progress, Signals, StopReason};
 
 use super::common::{self, line, within};
 
@@ -43,7 +44,7 @@ pub struct Embed {
     /// Folder of the tokenizer; default: the model's folder
     #[arg(long, env = "TERCIO_TOKENIZER")]
     tokenizer: Option<PathBuf>,
-    /// Passages: .tsv (id, text, title), .jsonl or .json, also .gz or .zst
+    /// Passages: .tsv (id, text, title), .jsonl or .json, also .gz or .zst; .parquet in a build with that feature
     #[arg(long, env = "TERCIO_PASSAGES", required_unless_present_any = ["questions", "import"])]
     passages: Option<PathBuf>,
     /// Embed the questions of this file instead: FiD's .json or .jsonl, also .gz or .zst
@@ -104,6 +105,9 @@ pub struct Embed {
     cache_dir: Option<PathBuf>,
     #[command(flatten)]
     link: LinkOptions,
+    /// Under Slurm, after a signal: whether the job is queued again, to go on with the shards that are left
+    #[arg(long, value_enum, env = "TERCIO_REQUEUE", default_value_t = Requeue::Auto)]
+    requeue: Requeue,
     #[command(flatten)]
     unused: Unused,
     /// Print the figures as one line of JSON on stdout
@@ -163,20 +167,33 @@ impl Embed {
                 self.passages_per_shard as u64,
                 &stop,
             )?;
-            return self.end(&report, &signals);
+            return self.end(&World::alone(), &report, &signals);
         }
-        let world = common::join(&place, &self.link)?;
-        let report = match common::end(&world, self.embed(&world, threads, &signals))? {
-            Ok(report) if world.is_main() => report,
-            Ok(report) => return Ok(code(&report, &signals)),
+        let world = match common::join_with_signals(&place, &self.link, self.requeue, &signals)? {
+            Ok(world) => world,
             Err(code) => return Ok(code),
         };
-        self.end(&report, &signals)
+        match common::end(&world, self.embed(&world, threads, &signals))? {
+            Ok(report) => self.end(&world, &report, &signals),
+            Err(code) => Ok(code),
+        }
     }
 
-    fn end(&self, report: &EmbedReport, signals: &Signals) -> anyhow::Result<ExitCode> {
-        line(&if self.json { serde_json::to_string(report)? } else { sentence(report) })?;
-        Ok(code(report, signals))
+    /// Says what was done. A signal that ended the work, on whichever rank, asks for another start, as it does of a run.
+    fn end(&self, world: &World, report: &EmbedReport, signals: &Signals) -> anyhow::Result<ExitCode> {
+        if world.is_main() {
+            line(&if self.json { serde_json::to_string(report)? } else { sentence(report) })?;
+        }
+        if !report.stopped {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let reason = signals.requested();
+        let code = ExitCode::from(reason.map_or(EXIT_SAVED_NOT_REQUEUED, StopReason::exit_code));
+        // Ctrl-C is somebody's wish, whichever rank it reached; where one is gone already, nobody asks Slurm.
+        let interrupted = u8::from(reason == Some(StopReason::Interrupt));
+        let again = world.all_gather_bytes(vec![interrupted]).is_ok_and(|all| !all.concat().contains(&1));
+        let requeued = again && self.requeue == Requeue::Auto && requeue_among(world);
+        Ok(if requeued { ExitCode::SUCCESS } else { code })
     }
 
     fn embed(&self, world: &World, threads: usize, signals: &Signals) -> Result<EmbedReport, TrainError> {
@@ -366,13 +383,4 @@ fn sentence(r: &EmbedReport) -> String {
         (false, false) => format!("{} of {} shards are finished", r.finished, r.shards),
     };
     format!("{done}; {state}")
-}
-
-/// A signal that ended the work, on whichever rank, asks for another start, as it does of a run.
-fn code(report: &EmbedReport, signals: &Signals) -> ExitCode {
-    match (report.stopped, signals.requested()) {
-        (false, _) => ExitCode::SUCCESS,
-        (true, Some(reason)) => ExitCode::from(reason.exit_code()),
-        (true, None) => ExitCode::from(EXIT_SAVED_NOT_REQUEUED),
-    }
 }

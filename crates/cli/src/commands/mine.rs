@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use tercio_comm::place::Flags;
 use tercio_data::has_answer::AnswerMode;
 use tercio_data::retrieval::{RetrievalExamples, RunFile};
 use tercio_data::{Passages, Vectors};
@@ -15,7 +16,7 @@ use tercio_train::mine::{
 use tercio_train::run::{Progress, Signals, Verbosity, init_logging_of_rank};
 use tercio_train::scratch::ScratchFolder;
 
-use super::common::{line, not_quoted, threads};
+use super::common::{line, not_quoted, place, threads};
 
 /// Most candidates of a question that are believed to be meant.
 const MOST_RANKS: usize = 1 << 20;
@@ -106,6 +107,15 @@ enum Answers {
 impl Mine {
     /// Mines.
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        let place = place(Flags::default())?;
+        if place.world_size > 1 {
+            // Each would write the same file.
+            return Err(TrainError::Options(format!(
+                "tercio mine is one process, found rank {} of {}: start it without a launcher, with as many --threads as there are cores",
+                place.rank, place.world_size
+            ))
+            .into());
+        }
         let rules = self.rules();
         rules.check().map_err(TrainError::Options)?;
         if rules.last_rank > MOST_RANKS {

@@ -6,6 +6,7 @@
 
 mod announced;
 mod cluster;
+mod embed;
 mod lost;
 mod submit;
 #[path = "../support/mod.rs"]
