@@ -26,6 +26,8 @@ mod model_import;
 mod model_inspect;
 mod quickstart;
 mod reader_flags;
+mod rounds;
+mod rounds_slurm;
 mod search;
 mod slurm_logs;
 mod slurm_status;
@@ -79,6 +81,8 @@ enum Command {
     Mine(Box<mine::Mine>),
     /// Make one run of several: reciprocal rank fusion, or weighted scores
     Fuse(fuse::Fuse),
+    /// From a collection and questions to answers: search, train reader and retriever, embed, measure, and round again
+    Loop(Box<rounds::Loop>),
     /// Run a command on several ranks
     Launch(launch::Launch),
     /// Check whether ranks can work here, and say what to change
@@ -191,6 +195,7 @@ pub fn run() -> ExitCode {
         Command::Search(c) => c.run(),
         Command::Mine(c) => c.run(),
         Command::Fuse(c) => c.run(),
+        Command::Loop(c) => c.run(),
         Command::Launch(c) => c.run(|words| check(words).map(|_| ())),
         Command::Doctor(c) => c.run(),
         Command::Slurm(Slurm::Submit(c)) => c.run(check),

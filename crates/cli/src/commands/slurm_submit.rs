@@ -24,6 +24,25 @@ use super::slurm_logs::follow;
     added none."
 )]
 pub struct SlurmSubmit {
+    #[command(flatten)]
+    job: JobOptions,
+    /// Name of the job
+    #[arg(long, env = "TERCIO_JOB_NAME", default_value = "tercio")]
+    job_name: String,
+    /// Print the script, and send nothing in
+    #[arg(long, conflicts_with = "follow")]
+    print: bool,
+    /// Stay, show the job's output and state, and end with its exit code
+    #[arg(long)]
+    follow: bool,
+    /// The command, without `tercio`: train reader ...
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// What a job asks for.
+#[derive(Args)]
+pub struct JobOptions {
     /// Nodes of the job
     #[arg(long, env = "TERCIO_NODES", default_value_t = 1)]
     nodes: u32,
@@ -45,12 +64,9 @@ pub struct SlurmSubmit {
     /// Account that is charged
     #[arg(long, env = "TERCIO_ACCOUNT")]
     account: Option<String>,
-    /// Name of the job
-    #[arg(long, env = "TERCIO_JOB_NAME", default_value = "tercio")]
-    job_name: String,
     /// Array of jobs: 0-7, 0-15%4; each one sees its number in SLURM_ARRAY_TASK_ID
     #[arg(long, env = "TERCIO_ARRAY")]
-    array: Option<String>,
+    pub array: Option<String>,
     /// Signal, and seconds before the time limit at which it comes
     #[arg(long, env = "TERCIO_SIGNAL", default_value = "USR1@120")]
     signal: String,
@@ -69,15 +85,6 @@ pub struct SlurmSubmit {
     /// Another option of sbatch: qos=high, exclusive; may be given several times
     #[arg(long, value_name = "KEY[=VALUE]")]
     sbatch: Vec<String>,
-    /// Print the script, and send nothing in
-    #[arg(long, conflicts_with = "follow")]
-    print: bool,
-    /// Stay, show the job's output and state, and end with its exit code
-    #[arg(long)]
-    follow: bool,
-    /// The command, without `tercio`: train reader ...
-    #[arg(last = true, required = true)]
-    command: Vec<OsString>,
 }
 
 impl SlurmSubmit {
@@ -90,8 +97,8 @@ impl SlurmSubmit {
         let run_dir = check([&["tercio".into()], &*self.command].concat())?;
         let script = Script {
             program: std::env::current_exe()?,
-            options: self.options(),
-            srun: self.cpus_per_task.map(|n| format!("--cpus-per-task={n}")).into_iter().collect(),
+            options: self.job.options(&self.job_name),
+            srun: self.job.srun(),
             run_dir: run_dir.map(std::path::absolute).transpose()?,
             args: self.command,
         };
@@ -113,17 +120,24 @@ impl SlurmSubmit {
         );
         Ok(ExitCode::SUCCESS)
     }
+}
+
+impl JobOptions {
+    /// Options of srun.
+    pub fn srun(&self) -> Vec<String> {
+        self.cpus_per_task.map(|n| format!("--cpus-per-task={n}")).into_iter().collect()
+    }
 
     /// Options of sbatch; what is given by `--sbatch` comes last, and so wins.
-    fn options(&self) -> Vec<(String, Option<String>)> {
+    pub fn options(&self, job_name: &str) -> Vec<(String, Option<String>)> {
         let output = self.output.clone().unwrap_or_else(|| {
             let number = if self.array.is_some() { "%A_%a" } else { "%j" };
-            format!("{}-{number}.out", self.job_name.replace(['/', '%'], "_"))
+            format!("{}-{number}.out", job_name.replace(['/', '%'], "_"))
         });
         let tasks = self.ntasks_per_node.or(self.gpus_per_node).unwrap_or(1);
         let number = |n: u32| Some(n.to_string());
         let all = [
-            ("job-name", Some(self.job_name.clone())),
+            ("job-name", Some(job_name.to_owned())),
             ("nodes", number(self.nodes)),
             ("ntasks-per-node", number(tasks)),
             ("gpus-per-node", self.gpus_per_node.and_then(number)),

@@ -3,18 +3,17 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use tercio_comm::{Place, World};
+use tercio_comm::Place;
 use tercio_engine::{Cpu, Device};
 use tercio_train::options::TrainOptions;
 use tercio_train::ranks::options::{Requeue, Shard};
-use tercio_train::ranks::setup::open_run_among;
-use tercio_train::ranks::{deal, requeue, start};
-use tercio_train::run::{Signals, StopReason, log_to, note_failure};
+use tercio_train::ranks::requeue;
+use tercio_train::run::{Signals, StopReason};
 use tercio_train::scratch::ScratchFolder;
+use tercio_train::session::train_run;
 use tercio_train::setup::{self, Task};
-use tercio_train::shortage::guarded;
-use tercio_train::trainer::{LoopOptions, RunFolder, RunOutcome};
-use tercio_train::{TrainError, plan, trainer};
+use tercio_train::trainer::{LoopOptions, RunOutcome};
+use tercio_train::{TrainError, plan};
 
 use super::common::{self, line};
 
@@ -49,7 +48,7 @@ impl<T: Task<Cpu>> Train<T> {
             Ok(world) => world,
             Err(code) => return Ok(code),
         };
-        let trained = train(&options, &world, threads, !self.quiet, &signals);
+        let trained = train_run(&options, &world, threads, !self.quiet, &signals);
         let outcome = match common::end(&world, trained)? {
             Ok(outcome) => outcome,
             Err(code) => return Ok(code),
@@ -63,47 +62,6 @@ impl<T: Task<Cpu>> Train<T> {
             && requeue::requeue_among(&world);
         Ok(if requeued { ExitCode::SUCCESS } else { reason.exit_code().into() })
     }
-}
-
-fn train<T: Task<Cpu>>(
-    options: &TrainOptions<T>,
-    world: &World,
-    threads: usize,
-    progress: bool,
-    signals: &Signals,
-) -> Result<RunOutcome, TrainError> {
-    start::compare_settings(world, &setup::config_table(options)?)?;
-    let device = start::device_among(world, threads, options.compute.get())?;
-    if !world.is_main() {
-        return go(options, world, &device, None, false, signals);
-    }
-    let folder = setup::open_folder(options)?;
-    log_to(&folder.dir)?;
-    let outcome = go(options, world, &device, Some(&folder), progress, signals);
-    if world.size() == 1 {
-        return outcome.inspect_err(|error| note_failure(&error.to_string()));
-    }
-    outcome
-}
-
-fn go<T: Task<Cpu>>(
-    options: &TrainOptions<T>,
-    world: &World,
-    device: &Cpu,
-    folder: Option<&RunFolder>,
-    progress: bool,
-    signals: &Signals,
-) -> Result<RunOutcome, TrainError> {
-    let settings = LoopOptions::of(options, progress)?;
-    for note in options.notes().into_iter().chain(deal::notes(world.size(), &settings.batch)) {
-        tracing::info!("{note}");
-    }
-    let open = || device.run(|| open_run_among(world, options, folder, device));
-    let less = ["--optim adafactor", "--shard optimizer on several ranks", "a smaller model"];
-    let (mut run, parts) = guarded("while model and optimizer were set up", &less, open)?;
-    let (objective, counters) = (&run.objective, run.counters.take());
-    let state = &mut run.state;
-    trainer::train_among(world, &parts, device, objective, &settings, folder, state, counters, Some(signals))
 }
 
 /// Prints the plan; the run's folder is read where there is one, and never changed.

@@ -26,7 +26,7 @@ use crate::ranks::RankDevice;
 use crate::ranks::setup::{from_rank_0, share_tokenizer, share_values};
 
 /// Where a retriever begins that is told nothing, as FiD's does.
-const DEFAULT_MODEL: &str = "bert-base-uncased";
+pub(crate) const DEFAULT_MODEL: &str = "bert-base-uncased";
 
 /// A retriever's run, ready to train.
 pub type RetrieverRun<D> = Run<D, RetrieverObjective<D>>;

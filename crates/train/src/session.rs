@@ -1,0 +1,59 @@
+//! A training from its settings to its outcome, on all ranks: folder, lease, model and data are opened, and the loop runs.
+
+use tercio_comm::World;
+use tercio_engine::{Cpu, Device};
+
+use crate::error::TrainError;
+use crate::options::TrainOptions;
+use crate::ranks::setup::open_run_among;
+use crate::ranks::{deal, start};
+use crate::run::{Signals, log_to, note_failure};
+use crate::setup::{self, Task};
+use crate::shortage::guarded;
+use crate::trainer::{self, LoopOptions, RunFolder, RunOutcome};
+
+/// Trains the run of `options`, or goes on with it. `threads` are those of this rank; 0: all cores, shared out to the ranks of a host.
+/// Rank 0 draws a bar of progress where `progress` says so and there is a terminal.
+///
+/// # Errors
+/// Settings, a model or data that cannot be used, another run in the folder; what ends a training; a rank was lost or failed.
+pub fn train_run<T: Task<Cpu>>(
+    options: &TrainOptions<T>,
+    world: &World,
+    threads: usize,
+    progress: bool,
+    signals: &Signals,
+) -> Result<RunOutcome, TrainError> {
+    start::compare_settings(world, &setup::config_table(options)?)?;
+    let device = start::device_among(world, threads, options.compute.get())?;
+    if !world.is_main() {
+        return go(options, world, &device, None, false, signals);
+    }
+    let folder = setup::open_folder(options)?;
+    log_to(&folder.dir)?;
+    let outcome = go(options, world, &device, Some(&folder), progress, signals);
+    if world.size() == 1 {
+        return outcome.inspect_err(|error| note_failure(&error.to_string()));
+    }
+    outcome
+}
+
+fn go<T: Task<Cpu>>(
+    options: &TrainOptions<T>,
+    world: &World,
+    device: &Cpu,
+    folder: Option<&RunFolder>,
+    progress: bool,
+    signals: &Signals,
+) -> Result<RunOutcome, TrainError> {
+    let settings = LoopOptions::of(options, progress)?;
+    for note in options.notes().into_iter().chain(deal::notes(world.size(), &settings.batch)) {
+        tracing::info!("{note}");
+    }
+    let open = || device.run(|| open_run_among(world, options, folder, device));
+    let less = ["--optim adafactor", "--shard optimizer on several ranks", "a smaller model"];
+    let (mut run, parts) = guarded("while model and optimizer were set up", &less, open)?;
+    let (objective, counters) = (&run.objective, run.counters.take());
+    let state = &mut run.state;
+    trainer::train_among(world, &parts, device, objective, &settings, folder, state, counters, Some(signals))
+}
