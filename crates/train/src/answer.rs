@@ -1,14 +1,16 @@
 //! Answers to questions that come line by line, from a pipe as from a file: each is read, answered and handed on before
-//! the next is waited for.
+//! the next is waited for; and answers over a collection, whose passages are searched first.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
 
 use tercio_data::questions::MAX_ITEM_BYTES;
-use tercio_data::{Place, Question};
+use tercio_data::{Passage, Place, Question};
 use tercio_engine::Device;
 
 use crate::error::TrainError;
+use crate::evaluate::scores_in_file_order;
+use crate::find::Finder;
 use crate::predict::{Prediction, Predictor};
 
 /// Reads one JSON object a line (empty lines are passed over), answers `predictor.batch` questions at a time and hands
@@ -106,6 +108,55 @@ pub fn question_of(question: &str, passages: &[String]) -> Question {
         ctxs: passages.iter().enumerate().map(passage).collect(),
         place: Place::new(Path::new("--question"), 0, 1),
     }
+}
+
+/// A passage that an answer rests on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Support {
+    /// The passage; its own score is the one that it was found by.
+    pub passage: Passage,
+    /// What the reader's cross-attention gave it: a greater one, more of the answer.
+    pub score: f32,
+}
+
+/// An answer with what it rests on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SupportedAnswer {
+    /// The question as it was read, with its passages as they were found.
+    pub question: Question,
+    /// What the reader says.
+    pub prediction: Prediction,
+    /// The passages that it read, by its scores, best first; of equal ones the one that was found first. None where nothing was found.
+    pub support: Vec<Support>,
+}
+
+/// Searches the collection of `finder` for `depth` passages, and answers with those that the predictor reads of them (its `scores` must
+/// be on). Where nothing is found the reader answers by heart.
+///
+/// # Errors
+/// What search and reader find wrong; scores that are no numbers.
+pub fn ask<D: Device>(
+    predictor: &Predictor<'_, D>,
+    finder: &Finder,
+    question: &str,
+    depth: usize,
+) -> Result<SupportedAnswer, TrainError> {
+    let hits = finder.search(&[question], depth, &|| false)?.pop().unwrap_or_default();
+    let mut asked = question_of(question, &[]);
+    for (at, hit) in hits.iter().enumerate() {
+        let passage = finder.passages().get(hit.row as usize)?;
+        asked.ctxs.push(Passage { score: Some(hit.score.into()), file_position: at, ..passage });
+    }
+    let prediction = predictor.device.run(|| predictor.answer(std::slice::from_ref(&asked)))?.pop();
+    let prediction = prediction.expect("one answer to one question");
+    let scores = scores_in_file_order(&asked, &prediction)?.unwrap_or_default();
+    let read = asked.ctxs.iter().zip(scores);
+    let mut support: Vec<Support> = read
+        .filter_map(|(passage, score)| Some(Support { passage: passage.clone(), score: score? }))
+        .collect();
+    support.sort_by(|a, b| b.score.total_cmp(&a.score)); // stable: equal scores stay in the order of the search
+    predictor.device.trim();
+    Ok(SupportedAnswer { question: asked, prediction, support })
 }
 
 #[cfg(test)]
