@@ -1,6 +1,8 @@
 //! `tercio quickstart`: a tiny reader trained from scratch in minutes on real questions that are part of this binary,
 //! measured on places that it never saw, beside two baselines. Everything is an ordinary run that can be repeated by hand.
 
+mod rounds;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -11,10 +13,14 @@ use tercio_data::{Question, Questions, baselines};
 use tercio_engine::{Cpu, Device};
 use tercio_train::objective::Objective;
 use tercio_train::options::{Precision, PrecisionOptions, ReaderOptions};
-use tercio_train::run::{Signals, Verbosity, init_logging, log_to, loss_plot, metrics, write_atomic};
+use tercio_train::rounds::{LoopOutcome, Table};
+use tercio_train::run::{
+    EXIT_SAVED_NOT_REQUEUED, Signals, Verbosity, init_logging, log_to, loss_plot, metrics, write_atomic,
+};
 use tercio_train::trainer::{LoopOptions, RunOutcome};
 use tercio_train::{TrainError, setup, trainer};
 
+use self::rounds::{QuickLoop, Size};
 use super::common;
 
 /// The files of `data/quickstart`, part of the binary.
@@ -75,6 +81,9 @@ const COMMON: &[&str] = &[
 /// Updates where the flag says nothing else.
 const UPDATES: u64 = 3000;
 
+/// The loop of that many updates.
+const LOOP: Size = Size { questions: 6000, all_passages: true, reader: 300, retriever: 300 };
+
 /// Flags of `tercio quickstart`.
 #[derive(Args)]
 pub struct Quickstart {
@@ -95,6 +104,10 @@ pub struct Quickstart {
     /// Held-out questions to evaluate on, from the start of the file; 0: all
     #[arg(long, default_value_t = 0)]
     eval_questions: usize,
+    /// Then the loop, in two rounds: all passages become one collection, in which a retriever learns from the reader what to find; about
+    /// ten minutes more
+    #[arg(long = "loop")]
+    rounds: bool,
     /// Print the figures as one line of JSON on stdout, and no talk
     #[arg(long)]
     json: bool,
@@ -173,7 +186,7 @@ impl Quickstart {
         let (before, after) = (before.expect("measured first"), after.expect("measured last"));
         let picture = self.draw(&dir)?;
         let answers = self.answers(&options, &device, &eval)?;
-        let figures = json!({
+        let mut figures = json!({
             "seed": self.seed, "updates": self.updates, "questions": eval.len(), "passages": 3,
             "exact_match_before": before.exact_match, "exact_match": after.exact_match, "f1": after.f1,
             "majority": base.majority, "overlap": base.overlap,
@@ -181,12 +194,68 @@ impl Quickstart {
             "seconds": (started.elapsed().as_secs_f64() * 10.0).round() / 10.0,
             "model": model, "picture": picture,
         });
+        if !self.json {
+            self.report(&dir, &base, before, after, &answers)?;
+        }
+        if self.rounds {
+            match self.run_rounds(&dir, &train, &eval, &signals)? {
+                Ok(table) => figures["loop"] = json!(table),
+                Err(code) => return Ok(code),
+            }
+        }
         if self.json {
             common::line(&figures.to_string())?;
-            return Ok(ExitCode::SUCCESS);
         }
-        self.report(&dir, &base, before, after, &answers)?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The loop; `Err` is the exit code where a signal ended it.
+    fn run_rounds(
+        &self,
+        dir: &Path,
+        train: &Questions,
+        eval: &Questions,
+        signals: &Signals,
+    ) -> anyhow::Result<Result<Table, ExitCode>> {
+        let reader = dir.join(PHASES[1].name).join("checkpoint/latest");
+        let share = |n: u64| (n * self.updates / UPDATES).clamp(2, n);
+        let quick = QuickLoop {
+            dir: &dir.join("loop"),
+            train,
+            eval,
+            tokenizer: &dir.join("data"),
+            reader: &reader,
+            seed: self.seed,
+            threads: self.threads,
+            precision: self.compute.get().name(),
+            size: Size {
+                questions: share(LOOP.questions as u64).max(100) as usize,
+                all_passages: self.updates >= UPDATES,
+                reader: share(LOOP.reader),
+                retriever: share(LOOP.retriever),
+            },
+        };
+        quick.prepare()?;
+        let config = quick.config().display().to_string();
+        self.say(&format!("tercio loop --config {config}"));
+        let (outcome, table) = quick.run(signals, !self.json)?;
+        if let LoopOutcome::Stopped(reason) = outcome {
+            eprintln!("tercio: saved; the same command goes on");
+            let code = reason.map_or(EXIT_SAVED_NOT_REQUEUED, |reason| reason.exit_code());
+            return Ok(Err(code.into()));
+        }
+        if !self.json {
+            let rounds = dir.join("loop/rounds/round-2");
+            common::line(&format!(
+                "\n{}\n\ngo on:\n  tercio answer --model_path {} --index {} \\\n      --retriever {} --n_context 8 --text_maxlength 128 --interactive\n  \
+                 tercio loop --config {config} --rounds 3",
+                table.markdown().trim_end(),
+                rounds.join("reader").display(),
+                rounds.join("index").display(),
+                rounds.join("retriever").display(),
+            ))?;
+        }
+        Ok(Ok(table))
     }
 
     /// The second phase starts from what the first one ended with: with other updates it is another run from the start,
