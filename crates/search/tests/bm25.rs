@@ -238,6 +238,8 @@ fn fields_and_analyzers_are_kept() {
     assert!(rows(Fields::Title, Analyzer::Plain, "capital").is_empty());
     assert_eq!(rows(Fields::TitleAndText, Analyzer::Plain, "the ünïCODE οδος"), [1, 0]);
     assert!(rows(Fields::TitleAndText, Analyzer::Plain, "runs").is_empty());
+    assert_eq!(rows(Fields::TitleAndText, Analyzer::Stopped, "the running"), [1]);
+    assert_eq!(rows(Fields::TitleAndText, Analyzer::Stopped, "the of"), [0]);
     assert_eq!(rows(Fields::TitleAndText, Analyzer::English, "the runs"), [1]);
     assert!(rows(Fields::TitleAndText, Analyzer::English, "the").is_empty());
 }
@@ -381,7 +383,7 @@ fn damage_is_an_error_and_never_a_panic() {
         ("\"first\": 0", "\"first\": 1", "segments"),
         ("\"name\": \"v1-0.postings", "\"name\": \"../other", "another file"),
         ("{", "", "other"),
-        ("\"analyzer\": \"plain\"", "\"analyzer\": \"french\"", "french"),
+        ("\"analyzer\": \"stopped\"", "\"analyzer\": \"french\"", "french"),
     ] {
         write(&dir.join(MANIFEST), &text.replacen(from, to, 1));
         let error = Bm25Index::open(&dir, None).err().unwrap().to_string();

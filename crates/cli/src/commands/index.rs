@@ -59,8 +59,8 @@ pub struct Index {
     /// index --vectors are those of the new passages alone
     #[arg(long, conflicts_with_all = ["analyzer", "fields", "k1", "b"])]
     append: bool,
-    /// How text becomes words: as they stand in lower case, or without endings and the most frequent words of English
-    #[arg(long, value_enum, default_value_t = Words::Plain)]
+    /// How text becomes words
+    #[arg(long, value_enum, default_value_t = Words::Stopped)]
     analyzer: Words,
     /// What of a passage is indexed
     #[arg(long, value_enum, default_value_t = Parts::TitleAndText)]
@@ -108,7 +108,11 @@ enum By {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Words {
+    /// As they stand, in lower case
     Plain,
+    /// The same words, but questions do not ask for the most frequent ones of English ("what", "the"), unless they have no others
+    Stopped,
+    /// Without the most frequent words of English, and without endings
     English,
 }
 
@@ -181,6 +185,7 @@ impl Index {
         Bm25Settings {
             analyzer: match self.analyzer {
                 Words::Plain => Analyzer::Plain,
+                Words::Stopped => Analyzer::Stopped,
                 Words::English => Analyzer::English,
             },
             fields: match self.fields {

@@ -6,13 +6,13 @@ use std::path::Path;
 
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
-use tercio_data::{Passage, Passages};
+use tercio_data::{Passage, Passages, hex};
 
 use super::segment::{Postings, Segment, Terms};
 use super::writer::{SegmentEntry, SegmentWriter};
 use super::{Bm25Settings, Fields, KIND, Stored};
 use crate::error::SearchError;
-use crate::manifest::{Collection, FileEntry, IndexFolder, Manifest, hex};
+use crate::manifest::{Collection, FileEntry, IndexFolder, Manifest};
 
 /// Passages that are read between two questions whether to stop.
 const CHUNK: usize = 2048;
@@ -61,12 +61,7 @@ pub fn append(
     stop: &dyn Fn() -> bool,
     progress: Progress<'_>,
 ) -> Result<Option<Manifest>, SearchError> {
-    let folder = IndexFolder::open(dir)?;
-    let Some(earlier) = folder.earlier().cloned() else {
-        return Err(SearchError::file(dir, "expected an index to append to, found none; leave --append out"));
-    };
-    // Sizes are compared now, and not after all the work.
-    Manifest::read(dir)?;
+    let (folder, earlier) = IndexFolder::open_earlier(dir)?;
     earlier.expect_kind(dir, KIND)?;
     let Stored { settings, segments } = Stored::read(dir, &earlier)?;
     let source = Source::new(passages, &settings, memory, stop)?;

@@ -4,6 +4,10 @@
 //! megabytes, and a system call for each of them costs more than all of its arithmetic. What speaks against maps is that a file
 //! that shrinks ends the process. Files of an index are written once under a name of their own, and no version of an index
 //! changes or shortens them (`manifest.rs`); their sizes are compared when they are opened.
+//!
+//! A version that is replaced loses its files. On a local disk who has them mapped keeps them; on a network file system (NFS) a file
+//! that another machine removes is gone for all, and the process that reads it ends with a bus error. So an index on such a file system
+//! is not to be replaced or appended to while other machines search it: write the new version into another folder.
 
 use std::fs::File;
 use std::ops::Deref;

@@ -75,8 +75,7 @@ pub fn search<S: AsRef<str> + Sync>(
 
 /// The words of a query in the order in which a score is added up, those alone that the index has.
 fn words(index: &Bm25Index, query: &str, room: &mut String) -> Result<Vec<Word>, SearchError> {
-    let mut all: Vec<String> = Vec::new();
-    index.settings.analyzer.words(query, room, |word| all.push(word.to_owned()));
+    let mut all = index.settings.analyzer.query_words(query, room);
     all.sort_unstable();
     let mut words = Vec::new();
     for same in all.chunk_by(|a, b| a == b) {
