@@ -1,4 +1,5 @@
-//! `tercio index` and `tercio search` as processes: forms of questions and results, ranks, kill -9, and what is refused.
+//! `tercio index` and `tercio search` as processes: indexes of words and of vectors, forms of questions and results, ranks, kill -9, and
+//! what is refused.
 
 mod ranks_support;
 mod support;
@@ -7,7 +8,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
-use support::{failure, finish, kill_dead, stderr, tercio, wait_for};
+use support::{failure, finish, golden, kill_dead, stderr, tercio, wait_for};
+use tercio_data::Vectors;
 
 /// A folder with a collection, questions, and whatever comes of them.
 struct Place {
@@ -60,6 +62,33 @@ impl Place {
                         "answers": [format!("W{}", i % 40)], "more": i}),
         };
         self.write("questions.jsonl", &(0..count).map(|i| line(i).to_string() + "\n").collect::<String>())
+    }
+    /// Embeds with the stored retriever.
+    fn embed(&self, output: &str, flags: &[&str]) {
+        let (model, output) = (self.model(), self.text(output));
+        let base = ["embed", "--threads", "2", "--model_path", &model, "--output", &output];
+        succeed(tercio(&base).args(flags));
+    }
+    fn model(&self) -> String {
+        golden().join("fid_retriever/model").to_str().unwrap().to_owned()
+    }
+    /// The scores of every question of `questions` with every passage of `passages`, folders of vectors, in f64.
+    fn products(&self, questions: &str, passages: &str) -> Vec<Vec<f64>> {
+        let rows = |name: &str| -> Vec<Vec<f32>> {
+            let vectors = Vectors::open(&self.path(name)).unwrap();
+            let mut all = Vec::new();
+            for n in 0..vectors.shards() {
+                let shard = vectors.shard(n).unwrap();
+                let mut part = vec![0.0; shard.len() * vectors.dimension()];
+                shard.rows(0, &mut part).unwrap();
+                all.extend(part.chunks(vectors.dimension()).map(<[f32]>::to_vec));
+            }
+            all
+        };
+        let passages = rows(passages);
+        let dot =
+            |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
+        rows(questions).iter().map(|q| passages.iter().map(|p| dot(q, p)).collect()).collect()
     }
     fn json(&self, name: &str) -> Vec<Value> {
         serde_json::from_slice(&std::fs::read(self.path(name)).unwrap()).unwrap()
@@ -247,6 +276,111 @@ fn appends_go_on_where_the_index_ends() {
     assert!(error.contains("not taken away"), "{error}");
     let error = failure(&run(&mut place.index("none", &["--append"])));
     assert!(error.contains("found none"), "{error}");
+}
+
+#[test]
+fn indexes_of_vectors_find_what_a_plain_product_finds() {
+    let place = Place::new(300);
+    let passages = place.text("passages.tsv");
+    let questions = place.questions(60);
+    place.embed("vectors", &["--passages", &passages]);
+    place.embed("asked", &["--questions", &questions]);
+    let want = place.products("asked", "vectors");
+    let vectors = place.text("vectors");
+    let flat = ["--kind", "flat", "--vectors", &vectors];
+    succeed(&mut place.index("index", &flat));
+    let compressed =
+        ["--kind", "compressed", "--vectors", &vectors, "--lists", "8", "--code-bytes", "4", "--json"];
+    let made: Value = serde_json::from_str(&succeed(&mut place.index("small", &compressed))).unwrap();
+    assert_eq!((&made["kind"], &made["passages"]), (&json!("compressed"), &json!(300)));
+
+    let model = place.model();
+    let search = |index: &str, output: &str, flags: &[&str]| {
+        let (index, output) = (place.text(index), place.text(output));
+        let mut command = tercio(&["search", "--threads", "1", "--index", &index, "--model_path", &model]);
+        command.args(["--queries", &questions, "--output", &output, "--n-docs", "6"]).args(flags);
+        command
+    };
+    succeed(&mut search("index", "flat.json", &[]));
+    let found = place.json("flat.json");
+    assert_eq!(found.len(), 60);
+    for (item, want) in found.iter().zip(&want) {
+        let ctxs = item["ctxs"].as_array().unwrap();
+        let mut best = want.clone();
+        best.sort_by(|a, b| b.total_cmp(a));
+        assert_eq!(ctxs.len(), 6);
+        for (context, best) in ctxs.iter().zip(best) {
+            // A passage's id is its row.
+            let row: usize = context["id"].as_str().unwrap().parse().unwrap();
+            let (score, near) = (context["score"].as_f64().unwrap(), 1e-5 * best.abs().max(1.0));
+            assert!((score - want[row]).abs() < near, "row {row}: {score}, {} by hand", want[row]);
+            assert!((score - best).abs() < near, "row {row}: {score}, but {best} at this rank");
+            assert!(context["text"].as_str().unwrap().contains(&format!("w{row} ")), "{context}");
+        }
+    }
+    // Kept in memory, and compressed when all is looked at and scored again, the same bytes.
+    let same = |one: &str, two: &str| {
+        std::fs::read(place.path(one)).unwrap() == std::fs::read(place.path(two)).unwrap()
+    };
+    succeed(&mut search("index", "kept.json", &["--resident"]));
+    assert!(same("flat.json", "kept.json"));
+    succeed(&mut search("small", "small.json", &["--probes", "8", "--rescore", "300"]));
+    assert!(same("flat.json", "small.json"));
+    // Of one list other passages may be found, but the scores are true; without a second scoring they are estimates.
+    succeed(&mut search("small", "one.json", &["--probes", "1", "--rescore", "300"]));
+    for (item, want) in place.json("one.json").iter().zip(&want) {
+        for context in item["ctxs"].as_array().unwrap() {
+            let row: usize = context["id"].as_str().unwrap().parse().unwrap();
+            let score = context["score"].as_f64().unwrap();
+            assert!((score - want[row]).abs() < 1e-5 * score.abs().max(1.0), "{context}");
+        }
+    }
+    succeed(&mut search("small", "estimates.json", &["--probes", "8", "--rescore", "0"]));
+    assert!(!same("flat.json", "estimates.json"));
+    for (index, one) in [("index", "flat.json"), ("small", "small.json")] {
+        let flags: &[&str] = if index == "small" { &["--probes", "8", "--rescore", "300"] } else { &[] };
+        let ranks = ranks_support::start(place.root.path(), 2, |_| search(index, "two.json", flags));
+        ranks.succeed();
+        assert!(same(one, "two.json"), "{index}");
+        std::fs::remove_file(place.path("two.json")).unwrap();
+    }
+}
+
+#[test]
+fn vectors_are_asked_by_their_model_alone() {
+    let place = Place::new(40);
+    let passages = place.text("passages.tsv");
+    place.embed("vectors", &["--passages", &passages]);
+    let vectors = place.text("vectors");
+    // The same weights, another pooling.
+    let other = place.path("other");
+    std::fs::create_dir(&other).unwrap();
+    for entry in std::fs::read_dir(place.model()).unwrap().flatten() {
+        std::fs::copy(entry.path(), other.join(entry.file_name())).unwrap();
+    }
+    let config = std::fs::read(other.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    let before = config["extract_cls"].as_bool().unwrap_or(false);
+    config["extract_cls"] = json!(!before);
+    std::fs::write(other.join("config.json"), config.to_string()).unwrap();
+    for kind in ["flat", "compressed"] {
+        succeed(&mut place.index("index", &["--kind", kind, "--vectors", &vectors]));
+        let found = succeed(&mut place.search(&["--model_path", &place.model(), "--n-docs", "2", "w1"]));
+        assert_eq!(found.lines().count(), 3, "{found}");
+        let error = failure(&run(&mut place.search(&["--model_path", other.to_str().unwrap(), "w1"])));
+        assert!(error.contains("is another model") && error.contains("--model_path"), "{error}");
+        let none = run(&mut place.search(&["w1"]));
+        assert_eq!(none.status.code(), Some(2), "{}", stderr(&none));
+        assert!(stderr(&none).contains("--model_path"), "{}", stderr(&none));
+        let constants = run(&mut place.search(&["--model_path", &place.model(), "--k1", "1", "w1"]));
+        assert_eq!(constants.status.code(), Some(2), "{}", stderr(&constants));
+    }
+    // Vectors of other passages, and none.
+    place.collection(41);
+    let error = failure(&run(&mut place.index("more", &["--kind", "flat", "--vectors", &vectors])));
+    assert!(error.contains("40 vectors") && error.contains("41 passages"), "{error}");
+    let none = run(&mut place.index("more", &["--kind", "compressed"]));
+    assert_eq!(none.status.code(), Some(2), "{}", stderr(&none));
 }
 
 #[test]
