@@ -8,7 +8,8 @@
 //!
 //! (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond", with 1 added under the logarithm, so that
 //! no word counts against a passage.) N is the number of passages, n of those that have the word, f how often this one has it; lengths
-//! are words. k1 and b are given when a query is asked: nothing of them is in the files, and bounds by which passages are passed over hold for any.
+//! are words. k1 and b can be given when a query is asked; the manifest has those that are taken otherwise. Nothing of them is in the other files,
+//! and bounds by which passages are passed over hold for any.
 //!
 //! Scores are sums of f32 in the order of the words' weights, whatever threads, memory and appends there were; passing over never
 //! changes what is found.
@@ -111,15 +112,12 @@ struct Stored {
 impl Stored {
     fn read(dir: &Path, manifest: &Manifest) -> Result<Stored, SearchError> {
         let stored: Stored = manifest.settings(dir)?;
-        let mut end = 0u64;
-        for segment in &stored.segments {
-            let follows = segment.first == end;
-            end = end.saturating_add(segment.passages);
-            if !follows || end > u64::from(u32::MAX) {
-                end = u64::MAX;
-            }
-        }
-        if end != manifest.collection.count {
+        // Where the segments end, if each begins where the one before ends and rows fit into 4 bytes.
+        let end = stored.segments.iter().try_fold(0u64, |end, segment| {
+            let next = end.checked_add(segment.passages).filter(|next| *next <= u64::from(u32::MAX));
+            next.filter(|_| segment.first == end)
+        });
+        if end != Some(manifest.collection.count) {
             return Err(SearchError::file(
                 dir,
                 "the segments of its manifest do not make up the collection; index again",

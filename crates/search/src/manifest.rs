@@ -8,20 +8,20 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tercio_data::Passages;
-use tercio_data::replace::ReplacedFile;
+use tercio_data::{Passages, hex};
 
 use crate::error::SearchError;
+
+mod folder;
+
+pub use folder::{IndexFile, IndexFolder};
 
 /// The format that this version writes; others are refused.
 pub const FORMAT: u32 = 1;
 /// Name of the manifest in its folder.
 pub const MANIFEST: &str = "manifest.json";
-/// Locked by whoever writes into the folder.
-const LOCK: &str = ".lock";
 /// A larger manifest is not read.
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -221,10 +221,13 @@ impl Manifest {
         })
     }
 
-    /// SHA-256 of all that the manifest says but where things are: the same for indexes that find the same.
+    /// SHA-256 of all that the manifest says but where things are (paths, names of files): the same for copies of an index, and
+    /// for those that other ranks see under another path.
     pub fn fingerprint(&self) -> String {
         let mut sum = Sha256::new();
-        let parts = [self.kind.clone(), self.collection.count.to_string(), self.settings.to_string()];
+        let (kind, count) = (self.kind.clone(), self.collection.count.to_string());
+        let content = self.collection.fingerprint.clone().unwrap_or_default();
+        let parts = [kind, count, content, without_places(&self.settings).to_string()];
         for part in parts.iter().chain(self.files.iter().map(|f| &f.sha256)) {
             sum.update((part.len() as u64).to_le_bytes());
             sum.update(part);
@@ -278,176 +281,20 @@ fn sum(path: &Path, stop: &dyn Fn() -> bool) -> Result<(u64, String), SearchErro
     }
 }
 
-/// Hexadecimal digits of bytes.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
+/// Settings without what says where things are: the folder of vectors, paths of sources, names of segments' files.
+fn without_places(settings: &serde_json::Value) -> serde_json::Value {
+    use serde_json::Value;
+    match settings {
+        Value::Object(fields) => {
+            let kept =
+                fields.iter().filter(|(name, _)| !["path", "vectors", "files"].contains(&name.as_str()));
+            kept.map(|(name, value)| (name.clone(), without_places(value))).collect()
+        }
+        Value::Array(values) => values.iter().map(without_places).collect(),
+        other => other.clone(),
+    }
 }
 
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && name != MANIFEST && !name.contains(['/', '\\', '\0'])
-}
-
-/// A folder that one process writes an index into.
-#[derive(Debug)]
-pub struct IndexFolder {
-    dir: PathBuf,
-    /// Locked as long as this lives; `None` where the file system has no locks.
-    _lock: File,
-    version: u64,
-    earlier: Option<Manifest>,
-}
-
-impl IndexFolder {
-    /// Takes a folder, made where it is not there, to write the next version of an index. What a killed process left in it goes.
-    ///
-    /// # Errors
-    /// Another process is at work here; a folder with files that are no index; one that cannot be written.
-    pub fn open(dir: &Path) -> Result<IndexFolder, SearchError> {
-        fs::create_dir_all(dir).map_err(SearchError::io(dir, "create the folder"))?;
-        let path = dir.join(LOCK);
-        let lock = File::options().create(true).truncate(false).write(true).open(&path);
-        let lock = lock.map_err(SearchError::io(&path, "write the file"))?;
-        if let Err(rustix::io::Errno::WOULDBLOCK) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            return Err(SearchError::file(
-                dir,
-                "another process writes an index here; wait for it, or name another folder",
-            ));
-        }
-        let earlier = Manifest::read_if_there(dir)?;
-        let version = earlier.as_ref().map_or(0, |m| m.version) + 1;
-        let folder = IndexFolder { dir: dir.to_owned(), _lock: lock, version, earlier };
-        folder.clear(folder.earlier.as_ref())?;
-        Ok(folder)
-    }
-
-    /// The folder.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    /// The index that stands here.
-    pub fn earlier(&self) -> Option<&Manifest> {
-        self.earlier.as_ref()
-    }
-
-    /// The version that will be written.
-    pub fn version(&self) -> u64 {
-        self.version
-    }
-
-    /// A name for a file of the new version, which no other version has: `part` says what it holds.
-    pub fn name(&self, part: &str) -> String {
-        format!("v{}-{part}", self.version)
-    }
-
-    /// Begins a file of the new version.
-    ///
-    /// # Errors
-    /// When it cannot be written.
-    pub fn create(&self, part: &str) -> Result<IndexFile, SearchError> {
-        let name = self.name(part);
-        let out = ReplacedFile::create(&self.dir.join(&name))?;
-        Ok(IndexFile { name, out, sum: Sha256::new(), bytes: 0 })
-    }
-
-    /// Makes the new version the index of this folder: its files must stand. Files that it does not name go.
-    ///
-    /// # Errors
-    /// When the manifest cannot be written; the old version stands then.
-    pub fn commit(
-        mut self,
-        kind: &str,
-        collection: Collection,
-        settings: serde_json::Value,
-        files: Vec<FileEntry>,
-    ) -> Result<Manifest, SearchError> {
-        let kind = kind.to_owned();
-        let manifest = Manifest { format: FORMAT, kind, version: self.version, collection, settings, files };
-        // Their names must be durable before the manifest's is.
-        sync(&self.dir)?;
-        let mut out = ReplacedFile::create(&self.dir.join(MANIFEST))?;
-        let json = serde_json::to_vec_pretty(&manifest).map_err(|e| SearchError::Unusable(e.to_string()))?;
-        out.write(&json)?;
-        out.write(b"\n")?;
-        out.finish()?;
-        sync(&self.dir)?;
-        // From now on the new files are those that stay.
-        self.earlier = Some(manifest.clone());
-        self.clear(Some(&manifest))?;
-        Ok(manifest)
-    }
-
-    /// Removes files of other versions than this manifest's: their names begin with `v` and a number, or a dot and that. Others
-    /// are somebody's, and make the folder no place for an index as long as there is none in it.
-    fn clear(&self, manifest: Option<&Manifest>) -> Result<(), SearchError> {
-        let entries = fs::read_dir(&self.dir).map_err(SearchError::io(&self.dir, "read the folder"))?;
-        for entry in entries.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let part = name.strip_prefix('.').unwrap_or(&name);
-            let digits = part.strip_prefix('v').and_then(|rest| rest.split_once('-')).map(|(n, _)| n);
-            let ours = digits.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
-            let is_file = entry.file_type().is_ok_and(|t| t.is_file());
-            if ours && is_file && manifest.is_none_or(|m| m.files.iter().all(|f| f.name != name)) {
-                let path = entry.path();
-                fs::remove_file(&path)
-                    .map_err(SearchError::io(&path, "remove the file of an unfinished or older index"))?;
-            } else if !ours && manifest.is_none() && !name.starts_with('.') {
-                return Err(SearchError::file(
-                    &self.dir,
-                    format!("expected an empty folder or an index, found {name:?}; name another folder"),
-                ));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drop for IndexFolder {
-    fn drop(&mut self) {
-        // Of a version that was not committed nothing stays; what cannot be removed now goes with the next one.
-        let _ = self.clear(self.earlier.as_ref());
-    }
-}
-
-/// A file of an index that is being written.
-pub struct IndexFile {
-    name: String,
-    out: ReplacedFile,
-    sum: Sha256,
-    bytes: u64,
-}
-
-impl IndexFile {
-    /// Bytes written so far.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Adds bytes.
-    ///
-    /// # Errors
-    /// A full disk, and the like.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), SearchError> {
-        self.sum.update(bytes);
-        self.bytes += bytes.len() as u64;
-        Ok(self.out.write(bytes)?)
-    }
-
-    /// Syncs the file, gives it its name, and says what the manifest has to say of it.
-    ///
-    /// # Errors
-    /// When it cannot be written.
-    pub fn finish(self) -> Result<FileEntry, SearchError> {
-        self.out.finish()?;
-        Ok(FileEntry { name: self.name, bytes: self.bytes, sha256: hex(&self.sum.finalize()) })
-    }
-}
-
-/// Makes the names in a folder durable.
-fn sync(dir: &Path) -> Result<(), SearchError> {
-    match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems have no fsync for folders; they order such entries themselves.
-        Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
-        other => other.map_err(SearchError::io(dir, "sync the folder")),
-    }
 }

@@ -40,14 +40,14 @@ impl Top {
         Top { hits: Vec::new(), ..*self }
     }
 
-    /// Offers one hit.
+    /// Offers one hit. A score of -0 counts as 0, so that equal scores are ordered by their rows.
     #[inline]
     pub fn offer(&mut self, row: u64, score: f32) {
         if score < self.least || self.depth == 0 {
             return;
         }
-        self.hits.push(Hit { row, score });
-        if self.hits.len() >= 2 * self.depth {
+        self.hits.push(Hit { row, score: score + 0.0 });
+        if self.hits.len() >= self.depth.saturating_mul(2) {
             self.cut();
         }
     }
@@ -92,5 +92,16 @@ mod tests {
                 assert_eq!(top.into_sorted(), want[..depth.min(300)], "{depth} of 300");
             }
         }
+    }
+
+    #[test]
+    fn zeros_of_both_signs_are_equal_and_any_depth_is_one() {
+        let mut top = Top::new(usize::MAX);
+        for (row, score) in [(0, -0.0), (1, 0.0), (2, -0.0), (3, -1.0)] {
+            top.offer(row, score);
+        }
+        let found: Vec<(u64, u32)> = top.into_sorted().iter().map(|h| (h.row, h.score.to_bits())).collect();
+        let one = (-1f32).to_bits();
+        assert_eq!(found, [(0, 0), (1, 0), (2, 0), (3, one)]);
     }
 }

@@ -201,6 +201,44 @@ fn appended_rows_are_found_like_those_that_were_there() {
 }
 
 #[test]
+fn only_the_vectors_of_all_new_passages_are_added_and_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name: &str| dir.path().join(name);
+    let cpu = Cpu::new(1).unwrap();
+    let rows = clustered(15, 260, 8, 5);
+    let first = write(&of("first"), &rows[..200 * 8], settings(200, 8, VectorDtype::F32, 100));
+    let second = write(&of("second"), &rows[200 * 8..], settings(60, 8, VectorDtype::F32, 100));
+    for count in [199, 201] {
+        let options = CompressedOptions::default();
+        let made = CompressedIndex::build(
+            &cpu,
+            &first,
+            collection(count),
+            &of("index"),
+            &options,
+            GO_ON,
+            &mut |_| {},
+        );
+        assert!(made.unwrap_err().to_string().contains("200 vectors for"), "{count}");
+        assert!(!of("index").exists());
+    }
+    built(&cpu, &first, &of("index"), &CompressedOptions::default());
+    for total in [0, 200, 259, 261, u64::MAX] {
+        let error = grown(&cpu, &second, total, &of("index")).unwrap_err().to_string();
+        assert!(error.contains("embed the new passages alone"), "{total}: {error}");
+    }
+    let report = grown(&cpu, &second, 260, &of("index")).unwrap();
+    assert_eq!((report.manifest.version, report.manifest.collection.count), (2, 260));
+    // Once more, as who was killed behind the commit does: it has them already. With one passage more it is an error.
+    let again = grown(&cpu, &second, 260, &of("index")).unwrap();
+    assert!(again.warnings[0].contains("nothing to add"), "{:?}", again.warnings);
+    assert_eq!(again.manifest, report.manifest);
+    assert_eq!(Manifest::read(&of("index")).unwrap(), report.manifest);
+    assert!(grown(&cpu, &second, 261, &of("index")).is_err());
+    assert_eq!(CompressedIndex::open(&cpu, &of("index"), true).unwrap().len(), 260);
+}
+
+#[test]
 fn rows_of_another_kind_are_added_with_a_warning_and_of_another_model_not_at_all() {
     let dimension = 16;
     let dir = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ use super::lists::{Lists, write_numbers};
 use super::originals::{Originals, Source};
 use super::{CompressedIndex, CompressedSettings, KIND, MOST_LISTS, check_parts, recall};
 use crate::error::SearchError;
-use crate::flat::{Metric, norm};
+use crate::flat::{Metric, fits, norm};
 use crate::manifest::{Collection, IndexFolder, Manifest};
 
 /// Rows that are read and coded together.
@@ -80,6 +80,14 @@ impl CompressedIndex {
         let (dimension, total) = (vectors.dimension(), vectors.len());
         let mut warnings = Vec::new();
         check_rows(total)?;
+        if collection.count != total {
+            return Err(SearchError::Unusable(format!(
+                "{}: {total} vectors for {} passages of {}; embed all of them, and nothing else",
+                vectors.dir().display(),
+                collection.count,
+                collection.path.display()
+            )));
+        }
         let code_bytes = match options.code_bytes {
             0 => (dimension / 8).next_multiple_of(2).clamp(2, 128).min(dimension / 4 * 2),
             given => given,
@@ -167,10 +175,12 @@ impl CompressedIndex {
     }
 
     /// Adds the rows of `vectors` behind those of the index in `dir`, into the lists that it has; nothing is learnt anew. `collection`: the
-    /// grown one. Memory: the index twice. Who is killed meanwhile leaves the index as it was.
+    /// grown one. Memory: the index twice. Who is killed meanwhile leaves the index as it was. Nothing is added, with a warning, where
+    /// the index has these vectors and the whole collection already.
     ///
     /// # Errors
-    /// No index there, or one of another model or dimension; as [`CompressedIndex::build`].
+    /// No index there, or one of another model or dimension; another number of vectors than of passages that are new; as
+    /// [`CompressedIndex::build`].
     pub fn append(
         cpu: &Cpu,
         vectors: &Vectors,
@@ -179,10 +189,34 @@ impl CompressedIndex {
         stop: &dyn Fn() -> bool,
         progress: &mut dyn FnMut(f64),
     ) -> Result<CompressedReport, SearchError> {
-        let folder = IndexFolder::open(dir)?;
-        let earlier = Manifest::read(dir)?;
+        let (folder, earlier) = IndexFolder::open_earlier(dir)?;
+        CompressedIndex::append_to(cpu, vectors, collection, (folder, earlier), stop, progress)
+    }
+
+    /// As [`CompressedIndex::append`], for who has taken the folder and has looked at its manifest.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn append_to(
+        cpu: &Cpu,
+        vectors: &Vectors,
+        collection: Collection,
+        (folder, earlier): (IndexFolder, Manifest),
+        stop: &dyn Fn() -> bool,
+        progress: &mut dyn FnMut(f64),
+    ) -> Result<CompressedReport, SearchError> {
+        let dir = &folder.dir().to_owned();
         let index = CompressedIndex::of_manifest(cpu, dir, &earlier)?;
         let (mut settings, own) = (index.settings.clone(), vectors.settings());
+        let new = Source::of(vectors);
+        let has_them = settings.sources.iter().any(|s| s.fingerprint == new.fingerprint);
+        let same = (earlier.collection.count, &earlier.collection.fingerprint);
+        if has_them && same == (collection.count, &collection.fingerprint) {
+            let all = index.total;
+            let warnings =
+                vec![format!("nothing to add: the index {} has all {all} passages", dir.display())];
+            return Ok(CompressedReport { manifest: earlier, settings, warnings });
+        }
         let other_model = match (&settings.model_fingerprint, &own.model_fingerprint) {
             (Some(there), Some(here)) => there != here,
             _ => false,
@@ -196,6 +230,17 @@ impl CompressedIndex {
                 dir.display(),
                 settings.dimension,
                 settings.model
+            )));
+        }
+        if index.total.checked_add(vectors.len()) != Some(collection.count) {
+            return Err(SearchError::Unusable(format!(
+                "{}: it has {} vectors, but {} has {} passages, of which the index {} has {}; embed the new passages alone",
+                vectors.dir().display(),
+                vectors.len(),
+                collection.path.display(),
+                collection.count,
+                dir.display(),
+                index.total
             )));
         }
         check_rows(index.total.saturating_add(vectors.len()))?;
@@ -221,7 +266,7 @@ impl CompressedIndex {
             &coder.lists,
             &coder.codes,
         );
-        settings.sources.push(Source::of(vectors));
+        settings.sources.push(new);
         let kept = ["-centroids", "-codebooks"];
         let kept = earlier.files.into_iter().filter(|f| kept.iter().any(|end| f.name.ends_with(end)));
         let mut files: Vec<_> = kept.collect();
@@ -249,6 +294,7 @@ pub(super) fn spread(seed: u64, tag: u64, rows: usize, count: usize) -> Vec<usiz
 /// Reads rows; for cosines, scaled to length 1.
 pub(super) fn pick(vectors: &Vectors, metric: Metric, rows: &[usize]) -> Result<Vec<f32>, SearchError> {
     let dimension = vectors.dimension();
+    fits(vectors, (rows.len() as u64).saturating_mul(dimension as u64 * 4))?;
     let mut values = vec![0.0; rows.len() * dimension];
     let mut open = None;
     let per_shard = vectors.settings().per_shard.max(1) as usize;

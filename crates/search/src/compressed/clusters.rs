@@ -1,5 +1,8 @@
 //! k-means: the lists of an index, and the codes of its residuals. The same bits with any number of threads.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
 use rayon::prelude::*;
 use tercio_data::draw;
 use tercio_engine::{Cpu, Device, Tensor};
@@ -92,18 +95,7 @@ pub(super) fn of_lists(
         let nearest = Centroids::new(cpu, &values, dimension).nearest(cpu, rows);
         let mut members: Vec<Vec<u32>> = vec![Vec::new(); lists];
         nearest.iter().enumerate().for_each(|(r, (list, _))| members[*list as usize].push(r as u32));
-        for list in 0..lists {
-            if members[list].is_empty() {
-                let largest = (0..lists).rev().max_by_key(|&l| members[l].len()).unwrap_or(0);
-                let far = |a: &u32, b: &u32| {
-                    nearest[*a as usize].1.total_cmp(&nearest[*b as usize].1).then(b.cmp(a))
-                };
-                if let Some(farthest) = members[largest].iter().copied().max_by(far) {
-                    members[largest].retain(|&r| r != farthest);
-                    members[list].push(farthest);
-                }
-            }
-        }
+        refill(&mut members, &nearest, how.stop)?;
         cpu.run(|| {
             values.par_chunks_mut(dimension).zip(&members).for_each(|(centroid, members)| {
                 let mut sum = vec![0f64; dimension];
@@ -118,4 +110,80 @@ pub(super) fn of_lists(
         progress((round + 1) as f64 / how.rounds as f64);
     }
     Ok(values)
+}
+
+/// Gives every empty list, in order, the farthest row of the list that is the largest at its turn. Rows of a list stay in order.
+fn refill(
+    members: &mut [Vec<u32>],
+    nearest: &[(u32, f32)],
+    stop: &dyn Fn() -> bool,
+) -> Result<(), SearchError> {
+    let empty: Vec<usize> = (0..members.len()).filter(|&l| members[l].is_empty()).collect();
+    let mut by_size: BinaryHeap<(usize, Reverse<usize>)> =
+        members.iter().enumerate().map(|(list, rows)| (rows.len(), Reverse(list))).collect();
+    // Rows of the lists that are taken from, sorted once, the farthest at the end: in a set of equal rows nearly all lists are empty.
+    let mut taken: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+    let far = |a: &u32, b: &u32| nearest[*a as usize].1.total_cmp(&nearest[*b as usize].1).then(b.cmp(a));
+    for (n, list) in empty.into_iter().enumerate() {
+        if n.is_multiple_of(1024) && stop() {
+            return Err(SearchError::Stopped);
+        }
+        let Some(mut largest) = by_size.peek_mut() else { break };
+        let from = largest.1.0;
+        let rows = taken.entry(from).or_insert_with(|| {
+            let mut rows = std::mem::take(&mut members[from]);
+            rows.sort_unstable_by(far);
+            rows
+        });
+        members[list].extend(rows.pop());
+        largest.0 = rows.len();
+    }
+    for (list, mut rows) in taken {
+        rows.sort_unstable();
+        members[list] = rows;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What [`refill`] does, a list after the other.
+    fn plainly(members: &mut [Vec<u32>], nearest: &[(u32, f32)]) {
+        for list in 0..members.len() {
+            if members[list].is_empty() {
+                let most = members.iter().map(Vec::len).max().unwrap();
+                let largest = members.iter().position(|m| m.len() == most).unwrap();
+                let greatest = members[largest].iter().map(|&r| nearest[r as usize].1).fold(0.0, f32::max);
+                let at = members[largest].iter().position(|&r| nearest[r as usize].1 == greatest).unwrap();
+                let row = members[largest].remove(at);
+                members[list].push(row);
+            }
+        }
+    }
+
+    #[test]
+    fn empty_lists_take_the_farthest_rows_of_the_largest() {
+        for seed in 0..40u64 {
+            let (lists, rows) = (1 + (seed % 13) as usize, 13 + (seed * 7 % 60) as u32);
+            // Few lists have rows, and many rows are equally far.
+            let nearest: Vec<(u32, f32)> = (0..u64::from(rows))
+                .map(|r| {
+                    let list = draw::keyed(&[seed, r]) % (1 + seed % 5);
+                    (list as u32 % lists as u32, (draw::keyed(&[seed, r, 1]) % 4) as f32)
+                })
+                .collect();
+            let mut members = vec![Vec::new(); lists];
+            nearest.iter().enumerate().for_each(|(r, (list, _))| members[*list as usize].push(r as u32));
+            let mut want = members.clone();
+            plainly(&mut want, &nearest);
+            refill(&mut members, &nearest, &|| false).unwrap();
+            assert_eq!(members, want, "{seed}");
+            assert!(members.iter().all(|m| !m.is_empty()));
+        }
+        let mut members = vec![vec![0, 1, 2], Vec::new()];
+        let stopped = refill(&mut members, &[(0, 1.0); 3], &|| true);
+        assert!(matches!(stopped, Err(SearchError::Stopped)));
+    }
 }

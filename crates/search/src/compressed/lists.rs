@@ -184,7 +184,12 @@ impl Lists {
             return Err(wrong(&codes, format!("expected {blocks} blocks of codes, found {size} bytes")));
         }
         let mut all = Lists::empty(parts, &counts);
-        all.codes.get_mut().copy_from_slice(&read(&codes)?);
+        let bytes = read(&codes)?;
+        if bytes.len() != all.codes.len() {
+            let what = format!("expected {blocks} blocks of codes, found {} bytes", bytes.len());
+            return Err(wrong(&codes, what));
+        }
+        all.codes.get_mut().copy_from_slice(&bytes);
         for (row, bytes) in all.rows.iter_mut().zip(found.as_chunks::<4>().0) {
             *row = u32::from_le_bytes(*bytes);
         }
