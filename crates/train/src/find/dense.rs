@@ -7,7 +7,9 @@ use tercio_data::template::TextTemplate;
 use tercio_data::{Passages, Vectors};
 use tercio_engine::{Cpu, Device};
 use tercio_models::embedding_model::TextKind;
-use tercio_search::compressed::{self, CompressedIndex, CompressedReport, CompressedSearch};
+use tercio_search::compressed::{
+    self, CompressedIndex, CompressedReport, CompressedSearch, CompressedSettings,
+};
 use tercio_search::flat::{FlatIndex, Metric, Resident};
 use tercio_search::manifest::{Collection, IndexFolder, Manifest};
 use tercio_search::{Hit, SearchError};
@@ -112,7 +114,8 @@ pub fn build_flat(
 /// Adds vectors of the passages that a collection has gained at its end to its compressed index: [`CompressedIndex::append`].
 ///
 /// # Errors
-/// Likewise; vectors that are not those of the passages that are new, by their number and their ids.
+/// Likewise; vectors that are not those of the passages that are new, by their number and their ids; a collection whose earlier
+/// passages are not, by their ids, those that were indexed, or whose vectors are gone, so that nothing says so.
 pub fn append_compressed(
     device: &Cpu,
     dir: &Path,
@@ -121,21 +124,41 @@ pub fn append_compressed(
     stop: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(f64),
 ) -> Result<CompressedReport, TrainError> {
-    let known = Manifest::read(dir)?.collection.count;
+    // The folder is locked from here on: what is compared below is what is added to.
+    let (folder, earlier) = IndexFolder::open_earlier(dir)?;
+    earlier.expect_kind(dir, compressed::KIND)?;
+    let settings: CompressedSettings = earlier.settings(dir)?;
+    let known = earlier.collection.count;
     let total = passages.len() as u64;
-    if known.checked_add(vectors.len()) != Some(total) {
-        return Err(TrainError::Unusable(format!(
-            "{}: it has {} vectors, but {} has {total} passages, of which the index {} has {known}; embed the new passages alone",
-            vectors.dir().display(),
-            vectors.len(),
-            passages.path().display(),
-            dir.display()
-        )));
+    let mut first = 0u64;
+    let mut compare = |vectors: &Vectors| -> Result<(), TrainError> {
+        let id = |row: usize| match usize::try_from(first).ok().and_then(|first| first.checked_add(row)) {
+            Some(row) if row < passages.len() => Ok(passages.get(row)?.id),
+            _ => Err(TrainError::Unusable(format!(
+                "{}: expected passages for all {known} rows of the index {}, found {total}; index the file again",
+                passages.path().display(),
+                dir.display()
+            ))),
+        };
+        same_ids(vectors, passages.path(), id, stop)?;
+        first = first.saturating_add(vectors.len());
+        Ok(())
+    };
+    for source in &settings.sources {
+        let vectors = Vectors::open(&source.path).map_err(|e| {
+            TrainError::Unusable(format!(
+                "{}: the vectors of its passages are needed, to compare their ids with those of {}: {e}; index again",
+                dir.display(),
+                passages.path().display()
+            ))
+        })?;
+        compare(&vectors)?;
     }
-    let id =
-        |row: usize| Ok(passages.get(usize::try_from(known).unwrap_or(usize::MAX).saturating_add(row))?.id);
-    same_ids(vectors, passages.path(), id, stop)?;
-    Ok(CompressedIndex::append(device, vectors, Collection::of(passages), dir, stop, progress)?)
+    if known.checked_add(vectors.len()) == Some(total) {
+        compare(vectors)?;
+    }
+    let collection = Collection::of(passages);
+    Ok(CompressedIndex::append_to(device, vectors, collection, (folder, earlier), stop, progress)?)
 }
 
 /// An index of vectors with what embeds its questions.
