@@ -156,6 +156,29 @@ fn shards_searched_apart_make_one_answer() {
 }
 
 #[test]
+fn more_shards_than_are_kept_open_are_searched() {
+    let dir = tempfile::tempdir().unwrap();
+    let (count, dimension) = (211, 5);
+    let rows = clustered(21, count, dimension, 4);
+    let (few, many) = (dir.path().join("few"), dir.path().join("many"));
+    write(&few, &rows, settings(count, dimension, VectorDtype::F32, 1000));
+    assert_eq!(write(&many, &rows, settings(count, dimension, VectorDtype::F32, 2)).shards(), 106);
+    let cpu = Cpu::new(2).unwrap();
+    for queries in [1, 6] {
+        let asked = clustered(22, queries, dimension, 4);
+        let want = on_disk(&cpu, &few, Metric::Cosine, &asked, 20);
+        assert_eq!(bits(&on_disk(&cpu, &many, Metric::Cosine, &asked, 20)), bits(&want));
+        assert_eq!(bits(&in_memory(&cpu, &many, Metric::Cosine, &asked, 20)), bits(&want));
+    }
+    // A shard that is gone is named at once.
+    fs::remove_file(many.join("shard-00105.vectors")).unwrap();
+    let index = FlatIndex::open(&many, Metric::Inner);
+    let asked = clustered(22, 1, dimension, 4);
+    let error = index.and_then(|i| i.search(&cpu, &asked, 3, GO_ON, &mut |_| {})).unwrap_err().to_string();
+    assert!(error.contains("shard-00105"), "{error}");
+}
+
+#[test]
 fn numbers_that_are_none_are_refused_with_their_row() {
     let dir = tempfile::tempdir().unwrap();
     let (count, dimension) = (40, 4);
@@ -192,6 +215,19 @@ fn numbers_that_are_none_are_refused_with_their_row() {
     assert!(error.contains("query 1 has inf as number 1"), "{error}");
     assert!(refused(&[0.0; 5]).contains("queries of 4 numbers"));
     assert!(refused(&[3e38; 4]).contains("beyond the range of f32"));
+    // A score beyond the range is an error with any number of queries, on disk and in memory, though its row be the worst.
+    let place = dir.path().join("far below");
+    let mut rows = vec![1.0; count * dimension];
+    rows[31 * dimension..32 * dimension].fill(-2e38);
+    write(&place, &rows, settings(count, dimension, VectorDtype::F32, 100));
+    let index = || FlatIndex::open(&place, Metric::Inner).unwrap();
+    let loaded = index().load(&cpu, &|| false).unwrap();
+    for queries in [1, 3, 4, 15] {
+        let asked = vec![2.0; queries * dimension];
+        let found = index().search(&cpu, &asked, 3, GO_ON, &mut |_| {}).unwrap_err().to_string();
+        assert!(found.contains("row 31 has a score or a norm beyond"), "{queries}: {found}");
+        assert_eq!(loaded.search(&cpu, &asked, 3, GO_ON).unwrap_err().to_string(), found);
+    }
 }
 
 #[test]

@@ -21,8 +21,9 @@ const ZERO: i32 = 128;
 /// Rounding of f32 in norms, scores and bounds, relative to the norms, per element of a vector and for the last steps: four
 /// times what a sum of that many products can err.
 const SLACK: f32 = 1.0 / (1 << 22) as f32;
-/// A vector whose greatest number is less has only zeros for codes: the factor of its codes would overflow.
-const TINY: f32 = 1e-30;
+/// A vector whose greatest number is less has only zeros for codes, and all of it counts as what its copy lacks: the product of two such
+/// scales would be beyond the normal numbers of f32, where rounding is not relative and [`SLACK`] does not cover it.
+const TINY: f32 = 1e-15;
 
 /// A cache line of codes.
 #[derive(Clone, Copy)]
@@ -120,6 +121,11 @@ kernel! {
     }
 }
 
+/// The greater of two, and no number if one is none.
+fn nan_or_max(a: f32, b: f32) -> f32 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
 impl Screen {
     /// How many rows it has.
     pub fn rows(&self) -> usize {
@@ -129,6 +135,12 @@ impl Screen {
     /// Its panels: 32 rows each, the last perhaps fewer.
     pub fn panels(&self) -> usize {
         self.terms.len()
+    }
+
+    /// At least the norm of every row, times its factor.
+    pub fn longest(&self) -> f32 {
+        let rows = self.terms.iter().flat_map(|t| t.length.iter().zip(&t.error));
+        rows.map(|(length, error)| length + error).fold(0.0, nan_or_max)
     }
 
     /// Bytes that it takes.
@@ -141,6 +153,11 @@ impl Group {
     /// How many queries it has.
     pub fn count(&self) -> usize {
         self.count
+    }
+
+    /// At least the norm of every query, times its factor.
+    pub fn longest(&self) -> f32 {
+        self.terms.iter().map(|asked| asked.length).fold(0.0, nan_or_max)
     }
 }
 
@@ -379,78 +396,4 @@ unsafe fn vnni_tile<const M: usize, const W: usize>(job: &Job<'_>, panel: usize,
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::random::{key, normal};
-
-    fn numbers(seed: u64, count: usize) -> Vec<f32> {
-        (0..count as u64).map(|i| normal(key(&[seed]), i) as f32).collect()
-    }
-
-    /// Every row whose exact inner product reaches the threshold is found, with every instruction set the same rows; and
-    /// the screen leaves most others out.
-    #[test]
-    fn no_row_is_lost_and_all_instruction_sets_agree() {
-        for (dimension, count) in [(384, 700), (7, 33), (64, 32), (1, 5)] {
-            let mut rows = numbers(1, count * dimension);
-            // Rows of very different sizes, one of zeros, one so small that it has no codes.
-            for (r, row) in rows.chunks_mut(dimension).enumerate() {
-                let factor = [1.0, 1e-3, 1e3][r % 3];
-                row.iter_mut().for_each(|v| *v *= factor);
-            }
-            rows[dimension..2 * dimension].fill(0.0);
-            rows[2 * dimension..3 * dimension].iter_mut().for_each(|v| *v *= 1e-36);
-            for queries in [1, 2, 3, 7, GROUP] {
-                let asked = numbers(2, queries * dimension);
-                let exact = |q: usize, r: usize| -> f64 {
-                    let (q, r) = (&asked[q * dimension..][..dimension], &rows[r * dimension..][..dimension]);
-                    q.iter().zip(r).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-                };
-                let mut scores: Vec<f64> = (0..count).map(|r| exact(0, r)).collect();
-                scores.sort_by(|a, b| b.total_cmp(a));
-                let least = vec![scores[count / 10] as f32; queries];
-                let mut first: Option<usize> = None;
-                for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-                    let cpu = Cpu::with_isa(1, isa).unwrap();
-                    let screen = cpu.screen(&rows, dimension, None);
-                    let group = cpu.screened(&asked, dimension, None);
-                    let mut found = Vec::new();
-                    let middle = screen.panels() / 2;
-                    cpu.may_reach(&group, &screen, 0..middle, &least, &mut found);
-                    cpu.may_reach(&group, &screen, middle..screen.panels(), &least, &mut found);
-                    found.sort_unstable_by_key(|c| (c.query, c.row));
-                    for c in &found {
-                        let score = exact(c.query as usize, c.row as usize);
-                        assert!(f64::from(c.least) <= score && score <= f64::from(c.most), "{c:?} {score}");
-                    }
-                    for (q, least) in least.iter().enumerate() {
-                        for r in 0..count {
-                            let is_found = found
-                                .binary_search_by_key(&(q as u32, r as u32), |c| (c.query, c.row))
-                                .is_ok();
-                            assert!(is_found || exact(q, r) < f64::from(*least), "{dimension} {q} {r}");
-                        }
-                    }
-                    let most = queries * count;
-                    assert!(dimension < 64 || found.len() < most / 2, "{} of {most}", found.len());
-                    // Bounds may differ in the last bit where multiply-add rounds twice.
-                    if isa.fuses() {
-                        let first = *first.get_or_insert(found.len());
-                        assert!(first.abs_diff(found.len()) <= 2, "{isa:?}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn what_overflows_is_found() {
-        let cpu = Cpu::new(1).unwrap();
-        let screen = cpu.screen(&[3e38; 64], 32, None);
-        let group = cpu.screened(&[3e38; 32], 32, None);
-        let mut found = Vec::new();
-        cpu.may_reach(&group, &screen, 0..1, &[f32::MAX], &mut found);
-        let rows: Vec<u32> = found.iter().map(|c| c.row).collect();
-        assert_eq!(rows, [0, 1]);
-    }
-}
+mod tests;

@@ -1,7 +1,9 @@
 //! Consecutive rows in memory, as they are stored, and their 8-bit copies.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tercio_data::Vectors;
 use tercio_data::vectors::{VectorDtype, VectorShard};
@@ -15,9 +17,36 @@ use crate::error::SearchError;
 /// Squares of norms below this one count as zero.
 const LEAST_SQUARE: f32 = 1e-30;
 
+/// Shards that are kept open at most: a set may have more than a process can open files.
+const MOST_OPEN: usize = 64;
+
+/// The shards of a set that were asked for last.
+#[derive(Default)]
+struct OpenShards {
+    open: Mutex<VecDeque<(usize, Arc<VectorShard>)>>,
+}
+
+impl OpenShards {
+    fn get(&self, vectors: &Vectors, number: usize) -> Result<Arc<VectorShard>, SearchError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, shard)) = open.iter().find(|(n, _)| *n == number) {
+            return Ok(shard.clone());
+        }
+        if open.len() >= MOST_OPEN {
+            open.pop_front();
+        }
+        let shard = Arc::new(vectors.shard(number)?);
+        open.push_back((number, shard.clone()));
+        Ok(shard)
+    }
+}
+
 /// Where the rows of a piece lie.
 pub(crate) struct Place {
-    shard: std::sync::Arc<VectorShard>,
+    shards: Arc<OpenShards>,
+    number: usize,
+    /// The first row of the shard in the whole set.
+    shard_first: u64,
     start: usize,
     count: usize,
 }
@@ -25,12 +54,13 @@ pub(crate) struct Place {
 impl Place {
     /// The first row in the whole set.
     pub fn first(&self) -> u64 {
-        self.shard.first() + self.start as u64
+        self.shard_first + self.start as u64
     }
 
     /// One row of the same shard.
     pub fn one(&self, row: u64) -> Place {
-        Place { shard: self.shard.clone(), start: (row - self.shard.first()) as usize, count: 1 }
+        let start = (row - self.shard_first) as usize;
+        Place { shards: self.shards.clone(), start, count: 1, ..*self }
     }
 }
 
@@ -41,11 +71,14 @@ pub(crate) fn places(
     rows: usize,
 ) -> Result<Vec<Place>, SearchError> {
     let mut places = Vec::new();
+    let open = Arc::new(OpenShards::default());
     for number in shards {
-        let shard = std::sync::Arc::new(vectors.shard(number)?);
+        // One that is gone is an error now, and not after half of the work.
+        let shard = open.get(vectors, number)?;
         for start in (0..shard.len()).step_by(rows) {
             let count = rows.min(shard.len() - start);
-            places.push(Place { shard: shard.clone(), start, count });
+            let shards = open.clone();
+            places.push(Place { shards, number, shard_first: shard.first(), start, count });
         }
     }
     Ok(places)
@@ -76,7 +109,8 @@ impl Piece {
     ) -> Result<Piece, SearchError> {
         let (dimension, dtype) = (vectors.dimension(), vectors.settings().dtype);
         let mut bytes = vec![0; place.count * dimension * dtype.bytes()];
-        place.shard.stored(place.start, &mut bytes)?;
+        let shard = place.shards.get(vectors, place.number)?;
+        shard.stored(place.start, &mut bytes)?;
         let mut piece = Piece {
             dir: vectors.dir().to_owned(),
             first: place.first(),
@@ -93,7 +127,7 @@ impl Piece {
         let mut values = Vec::new();
         if screened || odd || metric == Metric::Cosine {
             values.resize(place.count * dimension, 0.0);
-            place.shard.decode(place.start, &piece.bytes, &mut values)?;
+            shard.decode(place.start, &piece.bytes, &mut values)?;
         }
         if metric == Metric::Cosine {
             let norms = values.chunks_exact(dimension).enumerate().map(|(row, x)| {

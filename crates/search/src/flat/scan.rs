@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use tercio_engine::Cpu;
 use tercio_engine::cpu::StoredRows;
-use tercio_engine::cpu::screen::{Candidate, GROUP, Group, PANEL};
+use tercio_engine::cpu::screen::{Candidate, GROUP, Group, PANEL, Screen};
 
 use super::{Metric, Piece, cpu_run, norm};
 use crate::error::SearchError;
@@ -43,6 +43,8 @@ pub(super) struct Asked<'a> {
     /// Norms for cosines, else empty.
     norms: Vec<f32>,
     groups: Vec<Group>,
+    /// At least the norm of each.
+    longest: f32,
 }
 
 impl<'a> Asked<'a> {
@@ -73,8 +75,10 @@ impl<'a> Asked<'a> {
             let factors = factors.get(g * GROUP..).map(|f| &f[..f.len().min(GROUP)]);
             cpu.screened(part, dimension, factors.filter(|_| metric == Metric::Cosine))
         });
-        let groups = groups.collect();
-        Ok(Asked { values, dimension, norms, groups })
+        let groups: Vec<Group> = groups.collect();
+        let longest = groups.iter().map(Group::longest);
+        let longest = longest.fold(0.0, |a: f32, b| if b.is_nan() || b > a { b } else { a });
+        Ok(Asked { values, dimension, norms, groups, longest })
     }
 
     /// How many queries there are.
@@ -178,7 +182,10 @@ impl<'a, 'b> Work<'a, 'b> {
     /// Rows of the panels `from..to` of a piece, for all queries of this thread.
     fn piece(&mut self, number: usize, from: usize, to: usize) -> Result<(), SearchError> {
         let piece = &self.pieces[number];
-        let Some(screen) = &piece.screen else {
+        // Where a sum of products could leave the range of f32, all scores are computed: such a score is an error, whether its row could
+        // be among the best or not.
+        let within = |screen: &&Screen| self.asked.longest * screen.longest() < f32::MAX / 2.0;
+        let Some(screen) = piece.screen.as_ref().filter(within) else {
             return self.rows(piece, from * PANEL, (to * PANEL).min(piece.count));
         };
         for start in (from..to).step_by(STEP) {
