@@ -3,6 +3,7 @@
 //! A question is rendered by itself ([`Format::render`]), so that many threads or ranks can do it, and the bytes go into a
 //! [`ResultsFile`] in the order of the questions. Nothing but the question at work is in memory; the file gets its name at the end.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
@@ -144,7 +145,7 @@ fn run_lines(found: &Found, tag: &str) -> Result<Vec<u8>, SearchError> {
 /// Appends the lines of one query of a TREC run, documents best first; see [`Format::render`].
 ///
 /// # Errors
-/// Names that are empty or have spaces in them, which the form cannot hold; a score that is no number.
+/// Names that are empty or have spaces in them, or a document twice, which the form cannot hold; a score that is no number.
 pub fn write_ranking<'a>(
     query: &str,
     documents: impl IntoIterator<Item = (&'a str, f32)>,
@@ -154,9 +155,16 @@ pub fn write_ranking<'a>(
     for (what, name) in [("query", query), ("tag", tag)] {
         one_word(what, name)?;
     }
+    let mut seen = HashSet::new();
     let mut above = f32::INFINITY;
     for (i, (document, score)) in documents.into_iter().enumerate() {
         one_word("document", document)?;
+        if !seen.insert(document) {
+            return Err(SearchError::Unusable(format!(
+                "query {query}: the document {document} was found twice, which a run cannot say: two passages have this id; give every \
+                 passage an id of its own, or write JSON"
+            )));
+        }
         let score = if score < above { score } else { above.next_down() };
         if !score.is_finite() {
             let what = format!("query {query}: the document {document} has no finite score");

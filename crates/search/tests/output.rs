@@ -125,6 +125,10 @@ fn what_a_form_cannot_hold_is_refused() {
     }
     let lowest = found("q", vec![passage("a", f32::MIN), passage("b", f32::MIN)]);
     assert!(render(&lowest, "t").unwrap_err().contains("no finite score"));
+    let twice = found("q", vec![passage("a", 2.0), passage("b", 1.5), passage("a", 1.0)]);
+    let error = render(&twice, "t").unwrap_err();
+    assert!(error.contains("query q: the document a was found twice"), "{error}");
+    assert!(Format::Jsonl.render(&twice, "t").is_ok());
     let dir = tempfile::tempdir().unwrap();
     for (name, format, part) in [
         ("r.jsonl", Format::Fid, "another name than .jsonl"),

@@ -27,8 +27,11 @@ mod dense;
 pub mod queries;
 mod ranks;
 
-pub use dense::{Dense, DenseSettings, FlatSettings, append_compressed, build_flat, collection_of};
+pub use dense::{Dense, DenseSettings, FLAT, FlatSettings, append_compressed, build_flat, collection_of};
 pub use ranks::{FoundReport, FoundSettings, search_among, write_found_among};
+
+/// How often an index is opened that is replaced meanwhile.
+const REOPENED: usize = 3;
 
 /// How an index is opened and asked.
 #[derive(Clone, Debug, Default)]
@@ -41,8 +44,6 @@ pub struct FindSettings {
     pub k1: Option<f64>,
     /// See `k1`.
     pub b: Option<f64>,
-    /// Compare the checksums of all files first.
-    pub verify: bool,
     /// How an index of vectors is asked.
     pub dense: DenseSettings,
 }
@@ -61,12 +62,31 @@ impl AnyIndex {
     /// # Errors
     /// No finished index, damage, a kind that this version does not know, settings that do not go with the kind.
     pub fn open(dir: &Path, settings: &FindSettings, device: Option<&Cpu>) -> Result<AnyIndex, TrainError> {
-        let manifest = Manifest::read(dir)?;
-        if settings.verify {
-            manifest.verify(dir, &|| false)?;
+        // Files of two versions must not meet: what was opened counts if the manifest is still the one that was read before.
+        for _ in 0..REOPENED {
+            let before = Manifest::read_if_there(dir)?;
+            let opened = Manifest::read(dir)
+                .map_err(TrainError::from)
+                .and_then(|manifest| AnyIndex::open_version(dir, manifest, settings, device));
+            if Manifest::read_if_there(dir)? == before {
+                return opened;
+            }
         }
+        Err(TrainError::Unusable(format!(
+            "{}: the index was replaced {REOPENED} times while it was opened; wait until it is finished",
+            dir.display()
+        )))
+    }
+
+    fn open_version(
+        dir: &Path,
+        manifest: Manifest,
+        settings: &FindSettings,
+        device: Option<&Cpu>,
+    ) -> Result<AnyIndex, TrainError> {
         match manifest.kind.as_str() {
             bm25::KIND => {
+                settings.dense.check_of_words()?;
                 let mut index = Bm25Index::open(dir, None)?;
                 let own = index.constants();
                 let given =
@@ -118,6 +138,20 @@ impl AnyIndex {
             AnyIndex::Bm25(index) => Ok(index.search(questions, depth, stop)?),
             AnyIndex::Dense(index) => index.search(questions, depth, stop),
         }
+    }
+}
+
+/// Compares the checksums of all files of an index of any kind, and with `vectors` those of the vectors that it was made of and reads
+/// when it is asked.
+///
+/// # Errors
+/// The first file that is not what was written; [`TrainError::Stopped`].
+pub fn verify(dir: &Path, vectors: bool, stop: &dyn Fn() -> bool) -> Result<(), TrainError> {
+    let manifest = Manifest::read(dir)?;
+    manifest.verify(dir, stop)?;
+    match vectors && dense::is_dense(&manifest.kind) {
+        true => dense::verify_vectors(dir, &manifest, stop),
+        false => Ok(()),
     }
 }
 

@@ -21,6 +21,8 @@ use super::common::{line, not_quoted, place, threads};
 
 /// Megabytes that are believed to be meant.
 const MOST_MEMORY: u64 = 1 << 24;
+/// Megabytes where nothing is said.
+const USUAL_MEMORY: u64 = 1024;
 
 /// Flags of `tercio index`.
 #[derive(Args)]
@@ -37,9 +39,9 @@ pub struct Index {
     /// Vectors of the passages, for an index of vectors: a folder of `tercio embed`
     #[arg(long, visible_alias = "passages-embeddings", required_if_eq_any = [("kind", "flat"), ("kind", "compressed")])]
     vectors: Option<PathBuf>,
-    /// How vectors are compared
-    #[arg(long, value_enum, default_value_t = By::Inner)]
-    metric: By,
+    /// How vectors are compared; default: inner
+    #[arg(long, value_enum)]
+    metric: Option<By>,
     /// Lists of a compressed index; 0: twice the root of the number of passages
     #[arg(long, default_value_t = 0)]
     lists: usize,
@@ -57,23 +59,25 @@ pub struct Index {
     recall_vectors: Option<PathBuf>,
     /// Add the passages that the file has gained at its end to the index that stands there, made as it was made. For a compressed
     /// index --vectors are those of the new passages alone
-    #[arg(long, conflicts_with_all = ["analyzer", "fields", "k1", "b"])]
+    #[arg(long, conflicts_with_all = [
+        "analyzer", "fields", "k1", "b", "metric", "lists", "code_bytes", "sample", "recall_vectors",
+    ])]
     append: bool,
-    /// How text becomes words
-    #[arg(long, value_enum, default_value_t = Words::Stopped)]
-    analyzer: Words,
-    /// What of a passage is indexed
-    #[arg(long, value_enum, default_value_t = Parts::TitleAndText)]
-    fields: Parts,
-    /// BM25's k1 of searches that say none: how slowly a word's weight saturates as it is repeated
-    #[arg(long, default_value_t = Bm25Constants::default().k1)]
-    k1: f64,
-    /// BM25's b of searches that say none: how much long passages are held back, from 0 to 1
-    #[arg(long, default_value_t = Bm25Constants::default().b)]
-    b: f64,
-    /// Megabytes for the words of passages in memory; what is more goes to disk and is merged. The index is the same
-    #[arg(long, default_value_t = 1024)]
-    memory: u64,
+    /// How text becomes words; default: stopped
+    #[arg(long, value_enum)]
+    analyzer: Option<Words>,
+    /// What of a passage is indexed; default: title-and-text
+    #[arg(long, value_enum)]
+    fields: Option<Parts>,
+    /// BM25's k1 of searches that say none: how slowly a word's weight saturates as it is repeated; default: 0.9
+    #[arg(long)]
+    k1: Option<f64>,
+    /// BM25's b of searches that say none: how much long passages are held back, from 0 to 1; default: 0.4
+    #[arg(long)]
+    b: Option<f64>,
+    /// Megabytes for the words of passages in memory; what is more goes to disk and is merged. The index is the same; default: 1024
+    #[arg(long)]
+    memory: Option<u64>,
     /// Threads; 0: all cores
     #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
     threads: usize,
@@ -136,11 +140,14 @@ impl Index {
             ))
             .into());
         }
-        let constants = Bm25Constants { k1: self.k1, b: self.b };
+        self.goes_with_kind()?;
+        let usual = Bm25Constants::default();
+        let constants = Bm25Constants { k1: self.k1.unwrap_or(usual.k1), b: self.b.unwrap_or(usual.b) };
         constants.check().map_err(|e| TrainError::Options(e.to_string()))?;
         let least = LEAST_MEMORY >> 20;
-        if !(least..=MOST_MEMORY).contains(&self.memory) {
-            let what = format!("--memory {}: expected {least} to {MOST_MEMORY} megabytes", self.memory);
+        let memory = self.memory.unwrap_or(USUAL_MEMORY);
+        if !(least..=MOST_MEMORY).contains(&memory) {
+            let what = format!("--memory {memory}: expected {least} to {MOST_MEMORY} megabytes");
             return Err(TrainError::Options(what).into());
         }
         let threads = threads(self.threads)?;
@@ -159,7 +166,7 @@ impl Index {
         let made = device.run(|| match self.kind {
             Kind::Bm25 => {
                 let mut progress = |done, _| bar.advance(done, "passages");
-                let memory = self.memory << 20;
+                let memory = memory << 20;
                 match self.append {
                     true => append_bm25(&self.output, &passages, memory, &stop, &mut progress),
                     false => {
@@ -181,14 +188,43 @@ impl Index {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Refuses flags that the kind of index has no use for. The seed may come from the environment, which is for all.
+    fn goes_with_kind(&self) -> Result<(), TrainError> {
+        let words = [
+            ("--analyzer", self.analyzer.is_some()),
+            ("--fields", self.fields.is_some()),
+            ("--k1", self.k1.is_some()),
+            ("--b", self.b.is_some()),
+            ("--memory", self.memory.is_some()),
+        ];
+        let lists = [
+            ("--lists", self.lists > 0),
+            ("--code-bytes", self.code_bytes > 0),
+            ("--sample", self.sample > 0),
+            ("--recall-vectors", self.recall_vectors.is_some()),
+        ];
+        let vectors = [("--vectors", self.vectors.is_some()), ("--metric", self.metric.is_some())];
+        let (kind, unused): (_, Vec<&[(&str, bool)]>) = match self.kind {
+            Kind::Bm25 => ("bm25", vec![&vectors, &lists]),
+            Kind::Flat => ("flat", vec![&words, &lists]),
+            Kind::Compressed => ("compressed", vec![&words]),
+        };
+        match unused.into_iter().flatten().find(|(_, given)| *given) {
+            None => Ok(()),
+            Some((flag, _)) => Err(TrainError::Options(format!(
+                "{flag} has no bearing on an index of --kind {kind}: leave it out, or name another --kind"
+            ))),
+        }
+    }
+
     fn words(&self, constants: Bm25Constants) -> Bm25Settings {
         Bm25Settings {
-            analyzer: match self.analyzer {
+            analyzer: match self.analyzer.unwrap_or(Words::Stopped) {
                 Words::Plain => Analyzer::Plain,
                 Words::Stopped => Analyzer::Stopped,
                 Words::English => Analyzer::English,
             },
-            fields: match self.fields {
+            fields: match self.fields.unwrap_or(Parts::TitleAndText) {
                 Parts::TitleAndText => Fields::TitleAndText,
                 Parts::Text => Fields::Text,
                 Parts::Title => Fields::Title,
@@ -198,7 +234,7 @@ impl Index {
     }
 
     fn metric(&self) -> Metric {
-        match self.metric {
+        match self.metric.unwrap_or(By::Inner) {
             By::Inner => Metric::Inner,
             By::Cosine => Metric::Cosine,
         }

@@ -8,13 +8,15 @@ use serde_json::json;
 use tercio_comm::World;
 use tercio_comm::place::Flags;
 use tercio_data::has_answer::AnswerMode;
+use tercio_data::replace::refuse_source;
 use tercio_data::template::TextTemplate;
 use tercio_engine::{Cpu, Device};
-use tercio_search::output::{Format, ResultsFile};
+use tercio_search::output::{Format, Found, ResultsFile, found_passages};
 use tercio_train::TrainError;
 use tercio_train::find::queries::{Queries, Query};
 use tercio_train::find::{
-    DenseSettings, FindSettings, Finder, FoundReport, FoundSettings, write_found_among,
+    AnyIndex, DenseSettings, FLAT, FindSettings, Finder, FoundReport, FoundSettings, verify,
+    write_found_among,
 };
 use tercio_train::options::Precision;
 use tercio_train::ranks::options::LinkOptions;
@@ -49,13 +51,13 @@ pub struct Search {
     #[arg(long, visible_alias = "output-path", conflicts_with = "question")]
     output: Option<PathBuf>,
     /// Its form; default: as its name says
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, conflicts_with = "question")]
     format: Option<Form>,
-    /// How the system is called in a TREC run
-    #[arg(long, default_value = "tercio")]
-    tag: String,
+    /// How the system is called in a TREC run; default: tercio
+    #[arg(long, conflicts_with = "question")]
+    tag: Option<String>,
     /// How the questions' answers are looked for in the passages, for `hasanswer`
-    #[arg(long, value_enum, default_value_t = Answers::Words)]
+    #[arg(long, value_enum, default_value_t = Answers::Words, conflicts_with = "question")]
     answer_match: Answers,
     /// BM25's k1; default: the index's
     #[arg(long)]
@@ -85,7 +87,7 @@ pub struct Search {
     /// times --n-docs
     #[arg(long)]
     rescore: Option<usize>,
-    /// Compare the checksums of the index's files first
+    /// Compare the checksums of the index's files first, and of the vectors that it reads
     #[arg(long)]
     verify: bool,
     /// Threads; 0: all cores, shared out to the ranks of a host
@@ -179,7 +181,6 @@ impl Search {
             cache_dir: self.cache_dir.clone(),
             k1: self.k1,
             b: self.b,
-            verify: self.verify,
             dense: DenseSettings {
                 model: self.model_path.clone(),
                 tokenizer: self.tokenizer.clone(),
@@ -190,7 +191,14 @@ impl Search {
                 rescore: self.rescore,
             },
         };
+        if self.verify {
+            verify(&self.index, self.rescore != Some(0), stop)?;
+        }
         let finder = Finder::open_on(device, &self.index, &settings)?;
+        if self.resident && matches!(finder.index(), AnyIndex::Bm25(_)) {
+            let what = "--resident is for indexes of vectors; this one is of words (bm25)";
+            return Err(TrainError::Options(what.into()));
+        }
         same_among(world, "--index", &finder.index().manifest().fingerprint())?;
         let scratch = ScratchFolder::new()?;
         let cache = self.cache_dir.as_deref().unwrap_or(scratch.path());
@@ -210,6 +218,8 @@ impl Search {
         cache: &Path,
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<(), TrainError> {
+        let passages = finder.passages().path();
+        [path, passages].into_iter().try_for_each(|source| refuse_source(output, source))?;
         let queries = Queries::open(path, cache)?;
         same_among(world, "--queries", &queries.fingerprint())?;
         let format = match self.format {
@@ -218,10 +228,14 @@ impl Search {
             Some(Form::Jsonl) => Format::Jsonl,
             None => Format::of_name(output).unwrap_or_default(),
         };
+        if self.tag.is_some() && format != Format::Trec {
+            let what = "--tag is for a TREC run; name the output .run, or give --format trec".into();
+            return Err(TrainError::Options(what));
+        }
         let settings = FoundSettings {
             depth: self.n_docs,
             format,
-            tag: self.tag.clone(),
+            tag: self.tag.clone().unwrap_or_else(|| "tercio".into()),
             answers: match self.answer_match {
                 Answers::Words => Some(AnswerMode::Words),
                 Answers::Regex => Some(AnswerMode::Regex),
@@ -240,17 +254,18 @@ impl Search {
             write_found_among(world, finder, &queries, &settings, out.as_mut(), stop, &mut progress)?;
         let Some(out) = out else { return Ok(()) };
         let target = out.finish()?;
-        self.tell(&report, &target, since.elapsed().as_secs_f64())
+        self.tell(finder, &report, &target, since.elapsed().as_secs_f64())
     }
 
-    fn tell(&self, r: &FoundReport, target: &Path, seconds: f64) -> Result<(), TrainError> {
+    fn tell(&self, finder: &Finder, r: &FoundReport, target: &Path, seconds: f64) -> Result<(), TrainError> {
         if r.fewer > 0 {
             tracing::warn!(
-                "{} of {} questions got fewer passages than {}, {} of them none: no other passage has a word of theirs",
+                "{} of {} questions got fewer passages than {}, {} of them none: {}",
                 r.fewer,
                 r.questions,
                 self.n_docs,
-                r.without
+                r.without,
+                why_fewer(finder)
             );
         }
         let text = if self.json {
@@ -276,32 +291,35 @@ impl Search {
         let found = finder.search(&self.question, self.n_docs, stop)?;
         let queries = Queries::of_texts(&self.question);
         for (i, hits) in found.iter().enumerate() {
-            let Query { text, .. } = queries.get(i)?;
-            let mut passages = Vec::new();
-            for hit in hits {
-                passages.push((hit.score, finder.passages().get(hit.row as usize)?));
-            }
+            let Query { text, item, .. } = queries.get(i)?;
+            let passages = found_passages(finder.passages(), hits, None)?;
             if self.json {
-                let ctxs: Vec<_> = passages
-                    .iter()
-                    .map(|(score, p)| json!({"id": p.id, "title": p.title, "text": p.text, "score": score}))
-                    .collect();
-                written(line(&json!({"question": text, "ctxs": ctxs}).to_string()))?;
+                let rendered = Format::Jsonl.render(&Found { question: item, passages }, "")?;
+                written(line(String::from_utf8_lossy(&rendered).trim_end()))?;
                 continue;
             }
             written(line(&text))?;
-            for (rank, (score, p)) in passages.iter().enumerate() {
-                written(line(&format!("{:>4}. {score:<9.4} [{}] {}: {}", rank + 1, p.id, p.title, p.text)))?;
+            for (rank, p) in passages.iter().enumerate() {
+                let line_of = format!("{:>4}. {:<9.4} [{}] {}: {}", rank + 1, p.score, p.id, p.title, p.text);
+                written(line(&line_of))?;
             }
             if hits.len() < self.n_docs {
-                tracing::info!(
-                    "{} passages found, not {}: no other has a word of the question",
-                    hits.len(),
-                    self.n_docs
-                );
+                tracing::info!("{} passages found, not {}: {}", hits.len(), self.n_docs, why_fewer(finder));
             }
         }
         Ok(())
+    }
+}
+
+/// Why a question gets fewer passages than were asked for.
+fn why_fewer(finder: &Finder) -> &'static str {
+    let manifest = finder.index().manifest();
+    match finder.index() {
+        AnyIndex::Bm25(_) => "no other passage has a word of theirs",
+        AnyIndex::Dense(_) if manifest.kind == FLAT => "the collection has no more",
+        AnyIndex::Dense(_) => {
+            "the lists that were looked into, or the collection, have no more; see --probes"
+        }
     }
 }
 

@@ -127,13 +127,30 @@ impl Vectors {
     /// # Errors
     /// The first file that is not what was written.
     pub fn verify(&self) -> Result<(), DataError> {
+        self.verify_until(&|| false).map(|_| ())
+    }
+
+    /// As [`Vectors::verify`]; false where `stop` ended it before all were compared.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn verify_until(&self, stop: &dyn Fn() -> bool) -> Result<bool, DataError> {
+        let mut chunk = vec![0; 1 << 20];
         for entry in &self.manifest.shards {
             for (name, expected) in [(&entry.vectors, &entry.vectors_sha256), (&entry.ids, &entry.ids_sha256)]
             {
                 let path = self.dir.join(name);
                 let mut file = File::open(&path).map_err(DataError::io(&path, "open the file"))?;
                 let mut sum = Sha256::new();
-                std::io::copy(&mut file, &mut sum).map_err(DataError::io(&path, "read the file"))?;
+                loop {
+                    if stop() {
+                        return Ok(false);
+                    }
+                    match file.read(&mut chunk).map_err(DataError::io(&path, "read the file"))? {
+                        0 => break,
+                        n => sum.update(&chunk[..n]),
+                    }
+                }
                 let found = hex(&sum.finalize());
                 if found != *expected {
                     let what = format!(
@@ -144,7 +161,7 @@ impl Vectors {
                 }
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

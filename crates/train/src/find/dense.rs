@@ -44,6 +44,23 @@ pub struct DenseSettings {
     pub rescore: Option<usize>,
 }
 
+impl DenseSettings {
+    /// Refuses what an index of words could not heed. The model and its tokens may be given: programs that ask indexes of both kinds, and
+    /// the environment, name them for all.
+    ///
+    /// # Errors
+    /// Naming the settings.
+    pub fn check_of_words(&self) -> Result<(), TrainError> {
+        match self.template.is_some() || self.probes > 0 || self.rescore.is_some() {
+            true => {
+                let what = "--template, --probes and --rescore are for indexes of vectors; this one is of words (bm25)";
+                Err(TrainError::Options(what.into()))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
 /// What the manifest of a flat index remembers: it has no files but the folder of vectors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FlatSettings {
@@ -178,6 +195,20 @@ enum Index {
     Compressed(Box<CompressedIndex>),
 }
 
+impl Index {
+    /// With its vectors in memory, where that is wanted.
+    fn kept(self, device: &Cpu, settings: &DenseSettings) -> Result<Index, SearchError> {
+        Ok(match self {
+            Index::Flat(index) if settings.resident => Index::Resident(index.load(device, &|| false)?),
+            Index::Compressed(mut index) if settings.resident && settings.rescore != Some(0) => {
+                index.keep_vectors(device)?;
+                Index::Compressed(index)
+            }
+            other => other,
+        })
+    }
+}
+
 impl Dense {
     /// Opens an index of vectors and its model.
     ///
@@ -189,7 +220,7 @@ impl Dense {
         manifest: Manifest,
         settings: &DenseSettings,
     ) -> Result<Dense, TrainError> {
-        let (index, model, fingerprint) = match manifest.kind.as_str() {
+        let (index, model, fingerprint, dimension) = match manifest.kind.as_str() {
             FLAT => {
                 let flat: FlatSettings = manifest.settings(dir)?;
                 let vectors = Vectors::open(&flat.vectors)?;
@@ -202,21 +233,20 @@ impl Dense {
                         dir.display()
                     )));
                 }
-                let index = FlatIndex::of(vectors, flat.metric);
-                let index = match settings.resident {
-                    true => Index::Resident(index.load(device, &|| false)?),
-                    false => Index::Flat(index),
-                };
-                (index, flat.model, flat.model_fingerprint)
+                if settings.probes > 0 || settings.rescore.is_some() {
+                    let what = "--probes and --rescore are for a compressed index; this one is flat, all of it is compared";
+                    return Err(TrainError::Options(what.into()));
+                }
+                let dimension = vectors.dimension();
+                let index = Index::Flat(FlatIndex::of(vectors, flat.metric));
+                (index, flat.model, flat.model_fingerprint, dimension)
             }
             _ => {
-                let mut index = CompressedIndex::open(device, dir, settings.rescore != Some(0))?;
-                if settings.resident && settings.rescore != Some(0) {
-                    index.keep_vectors(device)?;
-                }
+                let index = CompressedIndex::open(device, dir, settings.rescore != Some(0))?;
                 let of = index.settings();
                 let (model, fingerprint) = (of.model.clone(), of.model_fingerprint.clone());
-                (Index::Compressed(Box::new(index)), model, fingerprint)
+                let dimension = of.dimension;
+                (Index::Compressed(Box::new(index)), model, fingerprint, dimension)
             }
         };
         let Some(name) = &settings.model else {
@@ -237,6 +267,15 @@ impl Dense {
                     &own[..12]
                 )));
             }
+            // Imported vectors do not say their model: at least it must give vectors of the same size.
+            _ if embedder.model.dimension() != dimension => {
+                return Err(TrainError::Unusable(format!(
+                    "{}: the index has vectors of {dimension} numbers (of {model}), --model_path {name} embeds questions as {} \
+                     numbers; name the model that embedded the passages",
+                    dir.display(),
+                    embedder.model.dimension()
+                )));
+            }
             Some(_) => {}
             None => tracing::warn!(
                 "{}: its vectors (of {model}) were imported, so nothing says that {name} is their model: it is taken for granted",
@@ -255,6 +294,7 @@ impl Dense {
                 "{maxlength} tokens of a question: the model has positions for {most}"
             )));
         }
+        let index = index.kept(device, settings)?;
         let settings = settings.clone();
         Ok(Dense { device: device.clone(), embedder, template, maxlength, index, manifest, settings })
     }
@@ -291,6 +331,11 @@ impl Dense {
             self.device.trim();
             found.extend(self.ask(&rows.values, depth, stop)?);
         }
+        // What is found is put beside the questions one by one.
+        if found.len() != questions.len() {
+            let what = format!("{} questions were asked, {} answers came", questions.len(), found.len());
+            return Err(TrainError::Unusable(what));
+        }
         Ok(found)
     }
 
@@ -304,12 +349,32 @@ impl Dense {
             Index::Flat(index) => index.search(&self.device, rows, depth, &stop, &mut |_| {}),
             Index::Resident(index) => index.search(&self.device, rows, depth, &stop),
             Index::Compressed(index) => {
-                let rescore = self.settings.rescore.unwrap_or(4 * depth);
+                let rescore = self.settings.rescore.unwrap_or(depth.saturating_mul(4));
                 let how = CompressedSearch { depth, probes: self.settings.probes, rescore };
                 index.search(&self.device, rows, how, &stop)
             }
         }
     }
+}
+
+/// Compares the checksums of the vectors that an index was made of, which a flat one searches and a compressed one scores again with.
+///
+/// # Errors
+/// Vectors that are gone, changed or damaged; [`TrainError::Stopped`].
+pub fn verify_vectors(dir: &Path, manifest: &Manifest, stop: &dyn Fn() -> bool) -> Result<(), TrainError> {
+    let folders = match manifest.kind.as_str() {
+        FLAT => vec![manifest.settings::<FlatSettings>(dir)?.vectors],
+        _ => {
+            let settings: CompressedSettings = manifest.settings(dir)?;
+            settings.sources.into_iter().map(|source| source.path).collect()
+        }
+    };
+    for folder in folders {
+        if !Vectors::open(&folder)?.verify_until(stop)? {
+            return Err(TrainError::Stopped);
+        }
+    }
+    Ok(())
 }
 
 /// Whether a kind of index is one of vectors.

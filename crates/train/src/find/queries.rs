@@ -119,6 +119,32 @@ impl Queries {
         self.len() == 0
     }
 
+    /// Refuses an id that two questions have, as a TREC run cannot tell them apart. False where `stop` ended it before all were compared.
+    ///
+    /// # Errors
+    /// Naming both items; an item without a question.
+    pub fn check_ids(&self, stop: &(dyn Fn() -> bool + Sync)) -> Result<bool, TrainError> {
+        let mut seen = std::collections::HashMap::with_capacity(self.len());
+        for i in 0..self.len() {
+            if stop() {
+                return Ok(false);
+            }
+            let id = self.get(i)?.id;
+            if let Some(first) = seen.get(&id) {
+                let of = match self {
+                    Queries::File(questions) => format!("{}, item {i}", questions.path().display()),
+                    Queries::List(_) => format!("question {i}"),
+                };
+                return Err(TrainError::Unusable(format!(
+                    "{of}: expected an id of its own for every question of a run, found {id:?} again, the id of item {first}; \
+                     change it, or write JSON"
+                )));
+            }
+            seen.insert(id, i);
+        }
+        Ok(true)
+    }
+
     /// Question `i`.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ pub struct FoundReport {
     pub questions: u64,
     /// Passages found for all of them.
     pub passages: u64,
-    /// Questions that got fewer passages than were asked for: no others have a word of theirs.
+    /// Questions that got fewer passages than were asked for: the index has no more for them (BM25: no others have a word of theirs).
     pub fewer: u64,
     /// Those of them that got none.
     pub without: u64,
@@ -73,7 +73,8 @@ pub fn search_among(
 /// everything into `out`. `progress` is told on rank 0 how many questions are done. The report is rank 0's; of others it is empty.
 ///
 /// # Errors
-/// Likewise; answers that are no regular expressions; what the form cannot hold; a file that cannot be written.
+/// Likewise; answers that are no regular expressions, with their question; two questions with one id, or a passage found twice, in a
+/// TREC run; what the form cannot hold; a file that cannot be written.
 pub fn write_found_among(
     world: &World,
     finder: &Finder,
@@ -83,6 +84,12 @@ pub fn write_found_among(
     stop: &(dyn Fn() -> bool + Sync),
     progress: &mut dyn FnMut(u64),
 ) -> Result<FoundReport, TrainError> {
+    if settings.format == Format::Trec {
+        let stopped = !queries.check_ids(stop)?;
+        if world.all_gather_bytes(vec![u8::from(stopped)])?.concat().contains(&1) {
+            return Err(TrainError::Stopped);
+        }
+    }
     let seconds = Cell::new(0.0);
     let work = |block: Range<usize>| {
         let (asked, found) = ask(finder, queries, block, settings.depth, stop, &seconds)?;
@@ -128,7 +135,9 @@ fn render(
         _ => Vec::new(),
     };
     let matcher = match settings.answers {
-        Some(mode) if !answers.is_empty() => Some(AnswerMatcher::new(&answers, mode)?),
+        Some(mode) if !answers.is_empty() => Some(AnswerMatcher::new(&answers, mode).map_err(|e| {
+            TrainError::Unusable(format!("question {:?} ({}): its answers: {e}", query.id, query.text))
+        })?),
         _ => None,
     };
     let passages = found_passages(finder.passages(), hits, matcher.as_ref())?;
