@@ -16,7 +16,9 @@ pub fn words(mut raw: impl Iterator<Item = OsString>) -> anyhow::Result<Vec<OsSt
         literal |= word == "--";
         let word = if literal { word } else { dashed(word) };
         let text = word.to_string_lossy().into_owned();
-        if literal || !(text == "--config" || text.starts_with("--config=")) {
+        // The file of a loop is none of flags: it has a table for each kind of stage, which the command reads itself.
+        let own = words.get(1).is_some_and(|command| command == "loop");
+        if literal || own || !(text == "--config" || text.starts_with("--config=")) {
             words.push(word);
             continue;
         }

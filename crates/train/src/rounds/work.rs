@@ -61,14 +61,14 @@ impl Work<'_> {
         match self.stage.step {
             Step::Search => self.search(),
             Step::Reader => {
-                let start = self.former(self.settings.shape().reader_goes_on, Step::Reader);
+                let start = self.former(self.settings.shape().reader_goes_on, Step::Reader)?;
                 let (dir, data) = (self.dir(), self.folder(self.stage.sibling(Step::Search)));
                 self.train(&self.settings.reader_of(&dir, &data, start.as_deref(), self.link))
             }
             Step::Scores => self.scores(),
             Step::Initial => self.initial(),
             Step::Retriever => {
-                let start = self.former(self.settings.shape().retriever_goes_on, Step::Retriever);
+                let start = self.former(self.settings.shape().retriever_goes_on, Step::Retriever)?;
                 let start = start.unwrap_or_else(|| self.folder(Stage::INITIAL));
                 let (dir, data) = (self.dir(), self.folder(self.stage.sibling(Step::Scores)));
                 self.train(&self.settings.retriever_of(&dir, &data, Some(&start), self.link))
@@ -96,8 +96,12 @@ impl Work<'_> {
         start::device_among(self.world, self.settings.all.threads, precision)
     }
     /// The folder of the model of the round before, where this round goes on from it.
-    fn former(&self, goes_on: bool, step: Step) -> Option<PathBuf> {
-        (goes_on && self.stage.round() > 1).then(|| self.folder(Stage::of(self.stage.round() - 1, step)))
+    fn former(&self, goes_on: bool, step: Step) -> Result<Option<PathBuf>, TrainError> {
+        if !goes_on || self.stage.round() == 1 {
+            return Ok(None);
+        }
+        let run = self.folder(Stage::of(self.stage.round() - 1, step));
+        Ok(Some(setup::model_folder(&run.to_string_lossy())?.path().to_owned()))
     }
     /// Says it once for all ranks.
     fn say(&self, what: std::fmt::Arguments<'_>) {
