@@ -141,15 +141,13 @@ fn hits_by_answer_are_counted_and_compared() {
         ),
         "{text}"
     );
+    assert!(text.contains("left out: hits@50, deeper than the 2 passages"), "{text}");
     let report: Value =
         serde_json::from_str(&stdout(&[&flags[..], &["--json", "--answer_match", "regex"]].concat()))
             .unwrap();
+    assert_eq!(report["left_out"], json!(["hits@50"]));
     assert_eq!((&report["counts"], &report["questions"]), (&json!([2, 3]), &json!(3)));
-    assert_eq!(
-        report["metrics"].as_object().unwrap().len(),
-        2,
-        "nothing is said of depths that no question has"
-    );
+    assert_eq!(report["metrics"].as_object().unwrap().len(), 2, "no figure of a depth that no question has");
     let other = place.write("s.jsonl", &RETRIEVED.replace("in ROME", "nowhere"));
     let words = [&flags[..], &["--compare", &other, "--json"]].concat();
     let report: Value = serde_json::from_str(&stdout(&words)).unwrap();

@@ -200,7 +200,17 @@ impl EvalRetrieval {
         }
         depths.sort_unstable();
         depths.dedup();
-        Ok(found.into_iter().map(|(path, hits)| answer_report(path, &hits, &depths)).collect())
+        let mut left_out: Vec<usize> = self.k.iter().copied().filter(|k| !depths.contains(k)).collect();
+        left_out.sort_unstable();
+        left_out.dedup();
+        let mut reports: Vec<Report> =
+            found.into_iter().map(|(path, hits)| answer_report(path, &hits, &depths)).collect();
+        for report in reports.iter_mut().filter(|_| !left_out.is_empty()) {
+            let names: Vec<String> = left_out.iter().map(|k| format!("hits@{k}")).collect();
+            report.text += &format!("\nleft out: {}, deeper than the {deepest} passages", names.join(", "));
+            report.json.insert("left_out".into(), names.into());
+        }
+        Ok(reports)
     }
 
     /// Metrics of the run, and of the one that it is compared with.
