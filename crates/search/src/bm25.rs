@@ -259,6 +259,8 @@ impl Bm25Index {
         depth: usize,
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Vec<Hit>>, SearchError> {
+        // Room is made for as many hits as are asked for.
+        let depth = depth.min(usize::try_from(self.len()).unwrap_or(usize::MAX));
         query::search(self, queries, depth, stop)
     }
 

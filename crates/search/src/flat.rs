@@ -66,10 +66,7 @@ impl std::str::FromStr for Metric {
 /// Naming both.
 pub fn same_model(queries: &Vectors, passages: &Vectors) -> Result<Option<String>, SearchError> {
     let (q, p) = (queries.settings(), passages.settings());
-    let other_model = match (&q.model_fingerprint, &p.model_fingerprint) {
-        (Some(of_queries), Some(of_passages)) => of_queries != of_passages,
-        _ => false,
-    };
+    let other_model = is_other_model(&q.model_fingerprint, &p.model_fingerprint);
     let of = |s: &VectorSettings| format!("{} numbers, of {}", s.dimension, s.model);
     let (queries, passages) = (queries.dir().display(), passages.dir().display());
     if q.dimension != p.dimension || other_model {
@@ -86,6 +83,11 @@ pub fn same_model(queries: &Vectors, passages: &Vectors) -> Result<Option<String
             q.model, p.model
         )
     }))
+}
+
+/// Whether two fingerprints are of different models; one that is not known is taken for the other.
+pub(crate) fn is_other_model(one: &Option<String>, other: &Option<String>) -> bool {
+    matches!((one, other), (Some(one), Some(other)) if one != other)
 }
 
 /// Reads all vectors of a folder, row after row: the queries of a search.

@@ -14,7 +14,7 @@ use super::{Bm25Settings, Fields, KIND, Stored};
 use crate::error::SearchError;
 use crate::manifest::{Collection, FileEntry, IndexFolder, Manifest};
 
-/// Passages that are read between two questions whether to stop.
+/// Passages that are read between two questions whether to stop, at most: fewer where they are long.
 const CHUNK: usize = 2048;
 /// Passages that one thread takes.
 const PART: usize = 64;
@@ -193,20 +193,24 @@ impl<'a> Source<'a> {
         progress: Progress<'_>,
     ) -> Result<(SegmentEntry, [FileEntry; 3]), SearchError> {
         let total = (self.passages.len() - first) as u64;
-        let mut batch = Batch::new(self.memory)?;
+        let mut batch = Batch::new(self.memory);
         let mut runs: Vec<(SegmentEntry, [FileEntry; 3])> = Vec::new();
         let mut content = Sha256::new();
         let mut begun = first;
         progress(0, total);
-        for start in (first..self.passages.len()).step_by(CHUNK) {
+        let (mut start, mut size) = (first, PART);
+        while start < self.passages.len() {
             if (self.stop)() {
                 return Err(SearchError::Stopped);
             }
-            let rows: Vec<usize> = (start..(start + CHUNK).min(self.passages.len())).collect();
+            let rows: Vec<usize> = (start..start.saturating_add(size).min(self.passages.len())).collect();
             let parts: Vec<Part> = rows
                 .par_chunks(PART)
                 .map(|rows| Part::read(self.passages, rows, self.settings))
                 .collect::<Result<_, _>>()?;
+            // What is read next takes about an eighth of the memory beside the batch, if its passages are like these.
+            let one = parts.iter().map(Part::bytes).sum::<usize>() / rows.len() + 1;
+            size = (self.memory / 8 / one).min(2 * size).clamp(PART, CHUNK);
             for part in parts {
                 if batch.is_full_with(&part) {
                     let run = batch.write(
@@ -221,7 +225,8 @@ impl<'a> Source<'a> {
                 content.update(part.digests.as_flattened());
                 batch.add(part)?;
             }
-            progress((start + rows.len() - first) as u64, total);
+            start += rows.len();
+            progress((start - first) as u64, total);
         }
         let content = hex(&content.finalize());
         let name = number.to_string();
@@ -286,6 +291,15 @@ impl Part {
         }
         Ok(part)
     }
+
+    /// Bytes that it takes, about.
+    fn bytes(&self) -> usize {
+        let terms: usize = self.terms.iter().map(|term| term.len() + size_of::<String>()).sum();
+        terms
+            + size_of_val(&self.postings[..])
+            + size_of_val(&self.passages[..])
+            + size_of_val(&self.digests[..])
+    }
 }
 
 /// Passages that are inverted in memory.
@@ -300,14 +314,9 @@ struct Batch {
 }
 
 impl Batch {
-    fn new(memory: usize) -> Result<Batch, SearchError> {
-        Ok(Batch {
-            numbers: HashMap::new(),
-            term_bytes: 0,
-            postings: Vec::new(),
-            lengths: Vec::new(),
-            memory,
-        })
+    fn new(memory: usize) -> Batch {
+        let (numbers, postings, lengths) = (HashMap::new(), Vec::new(), Vec::new());
+        Batch { numbers, term_bytes: 0, postings, lengths, memory }
     }
 
     /// Whether it has no room for a part. Half of the memory is for a list that grows, and is copied when it does.

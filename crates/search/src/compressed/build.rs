@@ -12,7 +12,7 @@ use super::lists::{Lists, write_numbers};
 use super::originals::{Originals, Source};
 use super::{CompressedIndex, CompressedSettings, KIND, MOST_LISTS, check_parts, recall};
 use crate::error::SearchError;
-use crate::flat::{Metric, fits, norm};
+use crate::flat::{Metric, fits, is_other_model, norm};
 use crate::manifest::{Collection, IndexFolder, Manifest};
 
 /// Rows that are read and coded together.
@@ -217,10 +217,7 @@ impl CompressedIndex {
                 vec![format!("nothing to add: the index {} has all {all} passages", dir.display())];
             return Ok(CompressedReport { manifest: earlier, settings, warnings });
         }
-        let other_model = match (&settings.model_fingerprint, &own.model_fingerprint) {
-            (Some(there), Some(here)) => there != here,
-            _ => false,
-        };
+        let other_model = is_other_model(&settings.model_fingerprint, &own.model_fingerprint);
         if settings.dimension != own.dimension || other_model {
             return Err(SearchError::Unusable(format!(
                 "{}: its vectors ({} numbers, of {}) cannot be added to the index {} ({} numbers, of {}); embed them with its model",
