@@ -144,9 +144,12 @@ impl Beside {
         self.kept = true;
         Ok(())
     }
-}
 
-impl Beside {
+    /// Gives the file up without removing its name.
+    pub fn leave(mut self) {
+        self.kept = true;
+    }
+
     /// As [`Beside::keep`], but a file that has the name already stays.
     pub fn keep_new(self) -> Result<(), DataError> {
         self.file.sync_all().map_err(DataError::io(&self.path, "write the file"))?;

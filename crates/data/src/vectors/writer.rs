@@ -228,13 +228,12 @@ impl Sum {
     /// A file with a lock that is held as long as it is written, so that others see that its writer lives. One who clears up between
     /// making the file and locking it takes it for a dead one's; then there is another.
     fn locked(path: &Path) -> Result<Beside, DataError> {
-        // Kept until another is found, so that it has another name: this one's is about to be removed.
-        let mut refused = Vec::new();
         loop {
             let beside = Beside::create(path)?;
             match flock(&beside.file, FlockOperation::NonBlockingLockExclusive) {
+                // Its name may be another file's as soon as it is removed, so who removes it is the one who holds the lock.
                 Err(rustix::io::Errno::WOULDBLOCK) => {
-                    refused.push(beside);
+                    beside.leave();
                     continue;
                 }
                 // Not every file system has locks; where it has none, nobody clears up either.
@@ -246,6 +245,7 @@ impl Sum {
             if stat.st_nlink > 0 {
                 return Ok(beside);
             }
+            beside.leave();
         }
     }
 
