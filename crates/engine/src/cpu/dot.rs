@@ -79,7 +79,7 @@ mod tests {
     fn numbers(seed: u64, count: usize) -> (Vec<f32>, Vec<[u8; 2]>, Vec<[u8; 2]>) {
         let draw = |i: u64| (uniform(key(&[seed]), i) * 255.0) as i32 - 127;
         let halves = |i: u64| {
-            let (value, tiny) = (draw(i), i % 7 == 0);
+            let (value, tiny) = (draw(i), i.is_multiple_of(7));
             let scale = if tiny { 1.0 / 16_777_216.0 } else { 1.0 / 64.0 };
             value as f32 * scale
         };
