@@ -334,7 +334,7 @@ mod tests {
         assert!(result.exists(), "work on the same inputs goes on");
         states.spent(STAGE, 1.5).unwrap();
         let figures = serde_json::Map::from_iter([("n".to_owned(), 1.into())]);
-        let done = states.finish(STAGE, inputs("1"), &[result.clone()], figures, 2.0).unwrap();
+        let done = states.finish(STAGE, inputs("1"), std::slice::from_ref(&result), figures, 2.0).unwrap();
         assert_eq!(done.seconds, 3.5);
         let mut states = States::of(dir.path());
         assert_eq!(states.standing(STAGE, &inputs("1")).unwrap(), Standing::UpToDate(Box::new(done)));

@@ -24,8 +24,8 @@ pub mod tensorboard;
 
 pub use checkpoint::{CheckpointStore, CheckpointWriter, Committed, FoundCheckpoint};
 pub use error::RunError;
-pub(crate) use files::{hex, random_hex};
 pub use files::{free_bytes, remove_temporary, write_atomic};
+pub(crate) use files::{hex, random_hex};
 pub use lease::Lease;
 pub use log::{Verbosity, init_logging, init_logging_of_rank, log_to, note_failure};
 pub use manifest::{FileEntry, MANIFEST_NAME, Manifest};
