@@ -59,3 +59,29 @@ fn trains_measures_draws_and_answers() {
     let config = std::fs::read_to_string(run.join("1-one-passage/config.toml")).unwrap();
     assert!(config.contains("total_steps = 20\n"), "the first run is as it was: {config}");
 }
+
+#[test]
+fn the_loop_goes_on_from_the_reader_and_can_be_done_by_hand() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = figures(&quickstart(folder.path(), &["--json", "--loop"]));
+    let rows = first["loop"]["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["passages"].as_str().unwrap()).collect();
+    assert_eq!((names[0], names.len()), ("BM25", 8), "{names:?}");
+    assert!(rows[0]["hits"][3].as_f64().unwrap() > 0.5, "words find most passages: {first}");
+    assert!(rows.iter().all(|row| row["reader"].is_null() || row["exact_match"].is_f64()), "{first}");
+    // Started again, or by the command that it names, there is nothing to do.
+    let again = figures(&quickstart(folder.path(), &["--json", "--loop"]));
+    assert_eq!(again["loop"], first["loop"]);
+    let config = folder.path().join("seed-1-updates-24/loop/loop.toml");
+    let by_hand = Command::new(env!("CARGO_BIN_EXE_tercio"))
+        .args(["loop", "--config", config.to_str().unwrap(), "--dry-run"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(by_hand.stdout).unwrap();
+    assert_eq!(text.lines().count(), text.matches("  up to date (").count(), "{text}");
+    // In words it ends with the table and what to do next.
+    let words = quickstart(folder.path(), &["--loop"]);
+    let text = String::from_utf8(words.stdout).unwrap();
+    assert!(text.contains("| retriever of round 2 and BM25 "), "{text}");
+    assert!(text.contains("--interactive") && text.contains("--rounds 3"), "{text}");
+}

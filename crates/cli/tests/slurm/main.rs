@@ -8,6 +8,9 @@ mod announced;
 mod cluster;
 mod embed;
 mod lost;
+mod rounds;
+#[path = "../rounds_support/mod.rs"]
+mod rounds_support;
 mod submit;
 #[path = "../support/mod.rs"]
 mod support;
