@@ -47,7 +47,7 @@ pub struct Comparison {
     pub first: f64,
     /// Mean of the second.
     pub second: f64,
-    /// What [`test`] finds in the differences, first less second.
+    /// What [`test()`] finds in the differences, first less second.
     pub test: PairedTest,
 }
 

@@ -45,7 +45,7 @@ pub struct Loop {
     #[arg(long)]
     dry_run: bool,
     /// Send every stage that is not up to date in as a job of Slurm that waits for the stages it needs; options of sbatch are in
-    /// the tables [slurm] and, of one kind of stage, [slurm.reader] and so on (`array` of [slurm.vectors]: its parts)
+    /// the tables `slurm` and, of one kind of stage, `slurm.reader` and so on (`array` of `slurm.vectors`: its parts)
     #[arg(long, conflicts_with = "stage")]
     slurm: bool,
     #[command(flatten)]
