@@ -1,4 +1,4 @@
-"""One run of tantivy (https://pypi.org/project/tantivy) over a collection: build an index, ask one and tell the time, or write what it finds.
+"""One run of tantivy-py over a collection: build an index, ask one and tell the time, or write what it finds.
 
 usage: peer_bm25.py build WORDS PASSAGES DIR THREADS
        peer_bm25.py search WORDS DIR QUESTIONS THREADS DEPTH
