@@ -119,6 +119,18 @@ fn is_beside(tail: &str) -> bool {
     })
 }
 
+/// Makes what was created, renamed or removed in a folder durable.
+///
+/// # Errors
+/// The system's.
+pub fn sync_folder(dir: &Path) -> io::Result<()> {
+    match File::open(dir).and_then(|dir| dir.sync_all()) {
+        // Some network file systems have no fsync for folders; they order such entries themselves.
+        Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+        other => other,
+    }
+}
+
 /// Refuses to put results into the very file that they are made from, by whatever path or link it is named.
 ///
 /// # Errors

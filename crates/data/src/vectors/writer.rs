@@ -15,6 +15,7 @@ use super::{
 use crate::error::DataError;
 use crate::index::hex;
 use crate::leftovers::remove_leftovers;
+use crate::replace::sync_folder;
 use crate::source::Beside;
 
 /// A folder that vectors are being written into.
@@ -272,11 +273,7 @@ fn write_json(beside: &Beside, value: &impl serde::Serialize, path: &Path) -> Re
 
 /// Makes the entries of a folder durable.
 fn sync(dir: &Path) -> Result<(), DataError> {
-    match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems have no fsync for folders; they order such entries themselves.
-        Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
-        other => other.map_err(DataError::io(dir, "sync the folder")),
-    }
+    sync_folder(dir).map_err(DataError::io(dir, "sync the folder"))
 }
 
 /// Whether `.NAME.` and this is a name of [`Beside`]: process and attempt.

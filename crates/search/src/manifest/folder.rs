@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 use tercio_data::hex;
-use tercio_data::replace::ReplacedFile;
+use tercio_data::replace::{ReplacedFile, sync_folder};
 
 use super::{Collection, FORMAT, FileEntry, MANIFEST, Manifest};
 use crate::error::SearchError;
@@ -235,9 +235,5 @@ impl IndexFile {
 
 /// Makes the names in a folder durable.
 fn sync(dir: &Path) -> Result<(), SearchError> {
-    match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems have no fsync for folders; they order such entries themselves.
-        Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
-        other => other.map_err(SearchError::io(dir, "sync the folder")),
-    }
+    sync_folder(dir).map_err(SearchError::io(dir, "sync the folder"))
 }

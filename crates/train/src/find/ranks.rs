@@ -140,8 +140,10 @@ fn render(
         })?),
         _ => None,
     };
-    let passages = found_passages(finder.passages(), hits, matcher.as_ref())?;
-    if settings.format == Format::Trec {
+    // A run does not show who has an answer, so nobody looks for it.
+    let is_run = settings.format == Format::Trec;
+    let passages = found_passages(finder.passages(), hits, matcher.as_ref().filter(|_| !is_run))?;
+    if is_run {
         query.item.insert("id".into(), query.id.into());
     }
     Ok(settings.format.render(&Found { question: query.item, passages }, &settings.tag)?)

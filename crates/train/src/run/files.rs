@@ -5,6 +5,8 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use rustix::fs::{CWD, RenameFlags};
+use tercio_data::replace::sync_folder;
+
 pub(crate) use tercio_comm::host_name;
 pub(crate) use tercio_data::hex;
 
@@ -55,13 +57,7 @@ pub fn remove_temporary(run_dir: &Path) -> Result<(), RunError> {
 
 /// Makes the entries of a folder durable.
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), RunError> {
-    match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems have no fsync for folders; they order such entries themselves.
-        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
-            Ok(())
-        }
-        other => other.context("sync", dir),
-    }
+    sync_folder(dir).context("sync", dir)
 }
 
 /// Makes the entry of `path` in its folder durable.
