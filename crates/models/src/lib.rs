@@ -1,6 +1,7 @@
 //! Model architectures and their weights: Hugging Face and FiD layouts in and out.
 
 pub mod bert;
+pub mod classifier;
 pub mod embedding_model;
 pub mod encoder;
 pub mod export;

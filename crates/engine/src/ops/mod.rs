@@ -3,6 +3,7 @@
 
 pub mod attention;
 pub mod cross_entropy;
+pub mod dropout;
 pub mod embedding;
 pub mod embedding_sum;
 pub mod feed_forward;

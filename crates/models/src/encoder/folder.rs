@@ -18,7 +18,7 @@ const PREFIXES: [&str; 4] = ["bert.", "roberta.", "distilbert.", "model."];
 /// Beginnings of the encoder's own names, of all families.
 const PARTS: [&str; 6] = ["embeddings.", "encoder.", "transformer.", "layers.", "final_norm.", "pooler."];
 /// Beginnings of the names of heads: of language models and classifiers.
-const HEADS: [&str; 11] = [
+const HEADS: [&str; 12] = [
     "cls.",
     "classifier.",
     "lm_head.",
@@ -30,6 +30,7 @@ const HEADS: [&str; 11] = [
     "predictions.",
     "decoder.",
     "head.",
+    "linear_head.",
 ];
 /// Numbers that older files hold and that follow from the configuration.
 const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
