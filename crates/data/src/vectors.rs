@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::DataError;
 
 mod dtype;
-mod reader;
-mod writer;
+pub(crate) mod reader;
+pub(crate) mod writer;
 
 pub use dtype::VectorDtype;
 pub use reader::{VectorShard, Vectors};
@@ -87,7 +87,7 @@ impl VectorSettings {
     }
 
     /// Refuses what no set of vectors has.
-    fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         if self.format != FORMAT {
             return Err(format!(
                 "expected vectors of format {FORMAT}, found format {}; use the version of Tercio that wrote them, or embed \
@@ -105,7 +105,7 @@ impl VectorSettings {
     }
 
     /// What these settings have otherwise than `other`, in words: name, value here, value there.
-    fn difference(&self, other: &VectorSettings) -> Option<String> {
+    pub(crate) fn difference(&self, other: &VectorSettings) -> Option<String> {
         // The names of model and source may change as folders move; the fingerprints tell.
         if self.model_fingerprint != other.model_fingerprint {
             let shown = |s: &VectorSettings| match &s.model_fingerprint {
@@ -205,7 +205,7 @@ fn entry_name(number: u64) -> String {
 }
 
 /// Reads a file of JSON; `None` where it is not there.
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, DataError> {
+pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, DataError> {
     let meta = match std::fs::metadata(path) {
         Ok(meta) => meta,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -225,13 +225,13 @@ fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, D
 }
 
 /// Bytes of a shard's vectors.
-fn bytes_of(settings: &VectorSettings, rows: u64) -> Option<u64> {
+pub(crate) fn bytes_of(settings: &VectorSettings, rows: u64) -> Option<u64> {
     let row = (settings.dimension as u64).checked_mul(settings.dtype.bytes() as u64)?;
     rows.checked_mul(row)
 }
 
 /// Refuses a file that has another size than it must have.
-fn check_size(path: &PathBuf, bytes: u64) -> Result<(), DataError> {
+pub(crate) fn check_size(path: &PathBuf, bytes: u64) -> Result<(), DataError> {
     let found = std::fs::metadata(path).map_err(DataError::io(path, "open the file"))?.len();
     if found != bytes {
         return Err(DataError::file(

@@ -229,22 +229,7 @@ impl VectorShard {
     /// Numbers that are none.
     pub fn decode(&self, start: usize, bytes: &[u8], out: &mut [f32]) -> Result<(), DataError> {
         self.dtype.decode(bytes, out);
-        // Greatest exponents by words: the search for the place does not vectorise.
-        if out.iter().fold(0, |most, v| (v.to_bits() & 0x7fff_ffff).max(most)) < 0x7f80_0000 {
-            return Ok(());
-        }
-        match out.iter().position(|v| !v.is_finite()) {
-            None => Ok(()),
-            Some(at) => Err(DataError::file(
-                &self.path,
-                format!(
-                    "row {} has {} as number {}; the file was damaged, embed again",
-                    start + at / self.dimension,
-                    out[at],
-                    at % self.dimension
-                ),
-            )),
-        }
+        refuse_no_numbers(&self.path, start, self.dimension, out)
     }
 
     /// Reads the ids of all rows.
@@ -252,39 +237,64 @@ impl VectorShard {
     /// # Errors
     /// A file that has more or fewer ids than the shard has rows, or lines that are no JSON strings.
     pub fn ids(&self) -> Result<Vec<String>, DataError> {
-        let file = File::open(&self.ids).map_err(DataError::io(&self.ids, "open the file"))?;
-        let mut source = BufReader::new(file);
-        let mut ids = Vec::new();
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let read = source
-                .by_ref()
-                .take(MAX_ID_LINE)
-                .read_until(b'\n', &mut line)
-                .map_err(DataError::io(&self.ids, "read the file"))?;
-            if read == 0 {
-                break;
-            }
-            let id: String = serde_json::from_slice(&line).map_err(|e| {
-                let what = format!(
-                    "line {}: expected a JSON string, found another ({e}); embed again",
-                    ids.len() + 1
-                );
-                DataError::file(&self.ids, what)
-            })?;
-            ids.push(id);
-            if ids.len() > self.len() {
-                break;
-            }
-        }
-        if ids.len() != self.len() {
-            let found = if ids.len() > self.len() { "more".into() } else { ids.len().to_string() };
-            return Err(DataError::file(
-                &self.ids,
-                format!("expected {} ids, found {found}; embed again", self.len()),
-            ));
-        }
-        Ok(ids)
+        read_ids(&self.ids, self.len())
     }
+}
+
+/// Refuses numbers that are none in rows of a file, from row `start` on.
+pub(crate) fn refuse_no_numbers(
+    path: &Path,
+    start: usize,
+    dimension: usize,
+    rows: &[f32],
+) -> Result<(), DataError> {
+    // Greatest exponents by words: the search for the place does not vectorise.
+    if rows.iter().fold(0, |most, v| (v.to_bits() & 0x7fff_ffff).max(most)) < 0x7f80_0000 {
+        return Ok(());
+    }
+    match rows.iter().position(|v| !v.is_finite()) {
+        None => Ok(()),
+        Some(at) => Err(DataError::file(
+            path,
+            format!(
+                "row {} has {} as number {}; the file was damaged, embed again",
+                start + at / dimension,
+                rows[at],
+                at % dimension
+            ),
+        )),
+    }
+}
+
+/// Reads the `count` ids of a file: a JSON string a line.
+pub(crate) fn read_ids(path: &Path, count: usize) -> Result<Vec<String>, DataError> {
+    let file = File::open(path).map_err(DataError::io(path, "open the file"))?;
+    let mut source = BufReader::new(file);
+    let mut ids = Vec::new();
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let read = source
+            .by_ref()
+            .take(MAX_ID_LINE)
+            .read_until(b'\n', &mut line)
+            .map_err(DataError::io(path, "read the file"))?;
+        if read == 0 {
+            break;
+        }
+        let id: String = serde_json::from_slice(&line).map_err(|e| {
+            let what =
+                format!("line {}: expected a JSON string, found another ({e}); embed again", ids.len() + 1);
+            DataError::file(path, what)
+        })?;
+        ids.push(id);
+        if ids.len() > count {
+            break;
+        }
+    }
+    if ids.len() != count {
+        let found = if ids.len() > count { "more".into() } else { ids.len().to_string() };
+        return Err(DataError::file(path, format!("expected {} ids, found {found}; embed again", count)));
+    }
+    Ok(ids)
 }

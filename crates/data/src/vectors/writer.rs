@@ -207,7 +207,7 @@ impl ShardWriter<'_> {
 }
 
 /// A file and the checksum of what was written to it.
-struct Sum {
+pub(crate) struct Sum {
     beside: Beside,
     out: BufWriter<File>,
     sum: Sha256,
@@ -215,7 +215,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn create(path: &Path) -> Result<Sum, DataError> {
+    pub(crate) fn create(path: &Path) -> Result<Sum, DataError> {
         let beside = Self::locked(path)?;
         let file = beside.file.try_clone().map_err(DataError::io(path, "create the file"))?;
         Ok(Sum {
@@ -250,19 +250,23 @@ impl Sum {
         }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
         self.sum.update(bytes);
         self.out.write_all(bytes).map_err(DataError::io(&self.path, "write the file"))
     }
 
-    fn keep(mut self) -> Result<String, DataError> {
+    pub(crate) fn keep(mut self) -> Result<String, DataError> {
         self.out.flush().map_err(DataError::io(&self.path, "write the file"))?;
         self.beside.keep()?;
         Ok(hex(&self.sum.finalize()))
     }
 }
 
-fn write_json(beside: &Beside, value: &impl serde::Serialize, path: &Path) -> Result<(), DataError> {
+pub(crate) fn write_json(
+    beside: &Beside,
+    value: &impl serde::Serialize,
+    path: &Path,
+) -> Result<(), DataError> {
     let mut out = BufWriter::new(&beside.file);
     serde_json::to_writer_pretty(&mut out, value)
         .map_err(io::Error::from)
@@ -272,12 +276,12 @@ fn write_json(beside: &Beside, value: &impl serde::Serialize, path: &Path) -> Re
 }
 
 /// Makes the entries of a folder durable.
-fn sync(dir: &Path) -> Result<(), DataError> {
+pub(crate) fn sync(dir: &Path) -> Result<(), DataError> {
     sync_folder(dir).map_err(DataError::io(dir, "sync the folder"))
 }
 
 /// Whether `.NAME.` and this is a name of [`Beside`]: process and attempt.
-fn is_beside(tail: &str) -> bool {
+pub(crate) fn is_beside(tail: &str) -> bool {
     let number = |text: &str| text.parse::<u32>().is_ok();
     let own = tail.strip_suffix(".tmp").and_then(|rest| rest.split_once('.'));
     own.is_some_and(|(process, attempt)| number(process) && number(attempt))

@@ -14,6 +14,7 @@ mod encoder;
 #[cfg(target_arch = "x86_64")]
 mod few_rows;
 mod lanes;
+pub mod late;
 mod layer_norm;
 pub mod lookup;
 mod loss;

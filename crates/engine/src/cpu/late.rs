@@ -1,0 +1,473 @@
+//! Kernels of late interaction: for every token of a query the greatest inner product with the rows of a document, the same
+//! looked up in a table of bytes, the best centroids of every token, and the nearest centroid of many rows.
+//!
+//! An inner product is one chain of multiply-adds over the dimension, in order: the same bits whatever the number of rows, threads or
+//! lanes, on every instruction set that fuses multiply-add. Tokens of the query lie beside each other in vector registers, so that
+//! no sum goes across one.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256, __m512, _mm256_max_ps, _mm512_max_ps};
+
+use rayon::prelude::*;
+
+#[cfg(target_arch = "x86_64")]
+use super::lanes::Pairs;
+use super::lanes::{Lanes, kernel};
+use super::product::{Operand, product};
+use super::{Cpu, Device, Isa, math};
+
+/// Tokens of a query that are multiplied together.
+pub const LANES: usize = 32;
+/// Rows that are compared with [`CENTROIDS`] centroids at once.
+const ROWS: usize = 1024;
+/// See [`ROWS`].
+const CENTROIDS: usize = 1024;
+
+/// Tokens of a query as the kernels read them.
+pub struct QueryTokens {
+    tokens: usize,
+    lanes: usize,
+    dimension: usize,
+    /// Number d of token t at `d * lanes + t`; zeros where there is no token.
+    values: Vec<f32>,
+    /// Likewise, two numbers of a token as bf16 in one element.
+    pairs: Vec<f32>,
+    /// The sum of the tokens' norms, not less.
+    norms: f32,
+}
+
+impl QueryTokens {
+    /// Rows of `dimension` finite numbers, one a token.
+    pub fn new(rows: &[f32], dimension: usize) -> QueryTokens {
+        assert!(dimension > 0 && rows.len().is_multiple_of(dimension));
+        let tokens = rows.len() / dimension;
+        let lanes = tokens.next_multiple_of(LANES);
+        let mut values = vec![0.0; lanes * dimension];
+        let steps = dimension.div_ceil(2);
+        let mut pairs = vec![0.0; lanes * steps];
+        let mut norms = 0.0;
+        for (t, row) in rows.chunks_exact(dimension).enumerate() {
+            row.iter().enumerate().for_each(|(d, v)| values[d * lanes + t] = *v);
+            row.chunks(2).enumerate().for_each(|(s, two)| pairs[s * lanes + t] = f32::from_bits(pair(two)));
+            norms += norm(row);
+        }
+        QueryTokens { tokens, lanes, dimension, values, pairs, norms }
+    }
+
+    /// How many tokens there are.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Elements that a kernel gives: the tokens, and some that mean nothing.
+    pub fn lanes(&self) -> usize {
+        self.lanes
+    }
+}
+
+/// The norm of a row, not less than it is.
+fn norm(row: &[f32]) -> f32 {
+    let square = math::sum(row.len(), |i, s| s + row[i] * row[i]);
+    // A few numbers may be too small for their squares.
+    (square.sqrt() * (1.0 + row.len() as f32 / (1 << 22) as f32)) + row.len() as f32 * 1e-19
+}
+
+/// Up to two numbers as bf16, the first below.
+fn pair(two: &[f32]) -> u32 {
+    let round = |v: f32| v.to_bits().wrapping_add(0x7fff + (v.to_bits() >> 16 & 1)) >> 16;
+    round(two[0]) | two.get(1).map_or(0, |v| round(*v)) << 16
+}
+
+/// Copies in bf16 of the rows of a document, and how far their products may be from the true ones.
+#[derive(Default)]
+pub struct TokenCopies {
+    pairs: Vec<u32>,
+    steps: usize,
+}
+
+impl TokenCopies {
+    /// None yet.
+    pub fn new(dimension: usize) -> TokenCopies {
+        TokenCopies { pairs: Vec::new(), steps: dimension.div_ceil(2) }
+    }
+
+    /// Appends copies of rows.
+    pub fn extend(&mut self, rows: &[f32], dimension: usize) {
+        self.pairs.reserve(rows.len() / dimension * self.steps);
+        rows.chunks_exact(dimension).for_each(|row| self.pairs.extend(row.chunks(2).map(pair)));
+    }
+
+    /// Bytes of memory.
+    pub fn bytes(&self) -> u64 {
+        self.pairs.len() as u64 * 4
+    }
+}
+
+/// The longest of some rows, not less than it is.
+pub fn longest(rows: &[f32], dimension: usize) -> f32 {
+    rows.chunks_exact(dimension).map(norm).fold(0.0, f32::max)
+}
+
+/// The greater of two vectors' elements; no number counts as less.
+trait Greatest: Lanes {
+    /// SAFETY: as of [`Lanes`].
+    unsafe fn greatest(self, other: Self) -> Self;
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Greatest for __m512 {
+    #[inline(always)]
+    unsafe fn greatest(self, other: Self) -> Self {
+        unsafe { _mm512_max_ps(self, other) }
+    }
+}
+#[cfg(target_arch = "x86_64")]
+impl Greatest for Pairs {
+    #[inline(always)]
+    unsafe fn greatest(self, other: Self) -> Self {
+        unsafe { Pairs(_mm512_max_ps(self.0, other.0)) }
+    }
+}
+#[cfg(target_arch = "x86_64")]
+impl Greatest for __m256 {
+    #[inline(always)]
+    unsafe fn greatest(self, other: Self) -> Self {
+        unsafe { _mm256_max_ps(self, other) }
+    }
+}
+impl Greatest for [f32; 4] {
+    #[inline(always)]
+    unsafe fn greatest(self, other: Self) -> Self {
+        std::array::from_fn(|i| if self[i] > other[i] { self[i] } else { other[i] })
+    }
+}
+
+/// Raises `best` (`V` vectors) to the products of `rows` rows of `steps` elements, `J` rows at a time.
+///
+/// SAFETY: `query` has `steps` rows of `lanes` elements, of which the first `V` vectors are read; `rows` elements are there; the
+/// processor has the instructions.
+#[inline(always)]
+unsafe fn strip<L: Greatest, const J: usize, const V: usize>(
+    query: *const f32,
+    lanes: usize,
+    rows: *const f32,
+    count: usize,
+    steps: usize,
+    best: &mut [L; V],
+) {
+    unsafe {
+        let mut sums = [[L::zero(); V]; J];
+        let mut r = 0;
+        while r + J <= count {
+            sums.iter_mut().flatten().for_each(|s| *s = L::zero());
+            let from = rows.add(r * steps);
+            for d in 0..steps {
+                let q = query.add(d * lanes);
+                let q: [L; V] = std::array::from_fn(|v| L::load(q.add(v * L::N)));
+                for j in 0..J {
+                    let x = L::splat(from.add(j * steps + d));
+                    for v in 0..V {
+                        sums[j][v] = sums[j][v].fma(q[v], x);
+                    }
+                }
+            }
+            for sums in &sums {
+                for v in 0..V {
+                    best[v] = best[v].greatest(sums[v]);
+                }
+            }
+            r += J;
+        }
+        if J > 1 && r < count {
+            strip::<L, 1, V>(query, lanes, rows.add(r * steps), count - r, steps, best);
+        }
+    }
+}
+
+/// What a kernel is given: a query's elements, a document's, and how many of each row.
+#[derive(Clone, Copy)]
+struct Job {
+    query: *const f32,
+    lanes: usize,
+    rows: *const f32,
+    count: usize,
+    steps: usize,
+}
+
+/// SAFETY: as of [`strip`]; `best` has `lanes` elements.
+#[inline(always)]
+unsafe fn strips<L: Greatest, const J: usize, const V: usize>(job: Job, best: *mut f32) {
+    unsafe {
+        for lane in (0..job.lanes).step_by(V * L::N) {
+            let mut greatest: [L; V] = std::array::from_fn(|v| L::load(best.add(lane + v * L::N)));
+            strip::<L, J, V>(job.query.add(lane), job.lanes, job.rows, job.count, job.steps, &mut greatest);
+            for (v, g) in greatest.into_iter().enumerate() {
+                g.store(best.add(lane + v * L::N));
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
+unsafe fn avx512(job: Job, best: *mut f32) {
+    unsafe { strips::<__m512, 8, 2>(job, best) }
+}
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn bf16(job: Job, best: *mut f32) {
+    unsafe { strips::<Pairs, 8, 2>(job, best) }
+}
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2(job: Job, best: *mut f32) {
+    unsafe { strips::<__m256, 5, 2>(job, best) }
+}
+
+kernel! {
+    /// Raises `best` to the bytes of the table's rows that the codes name. A code beyond the table counts as its last row.
+    fn raise(table: &[[u8; LANES]], strips: usize, codes: &[[u8; 2]], best: &mut [[u8; LANES]]) {
+        let last = (table.len() / strips).saturating_sub(1);
+        for (s, best) in best.iter_mut().enumerate() {
+            let mut sets = [[0u8; LANES]; 4];
+            let row = |code: &[u8; 2]| &table[usize::from(u16::from_le_bytes(*code)).min(last) * strips + s];
+            let (fours, rest) = codes.as_chunks::<4>();
+            for four in fours {
+                for (set, code) in sets.iter_mut().zip(four) {
+                    let row = row(code);
+                    for l in 0..LANES {
+                        set[l] = set[l].max(row[l]);
+                    }
+                }
+            }
+            for code in rest {
+                let row = row(code);
+                for l in 0..LANES {
+                    sets[0][l] = sets[0][l].max(row[l]);
+                }
+            }
+            for l in 0..LANES {
+                best[l] = sets[0][l].max(sets[1][l]).max(sets[2][l].max(sets[3][l]));
+            }
+        }
+    }
+}
+
+kernel! {
+    /// Bit l says whether element l is above the least that counts.
+    fn above(row: &[f32; LANES], least: &[f32; LANES]) -> bool {
+        let mut any = 0u32;
+        for l in 0..LANES {
+            any |= u32::from(row[l] > least[l]);
+        }
+        any != 0
+    }
+}
+
+kernel! {
+    /// The greatest of `scores[i] - halves[i]`, and the first place that has it.
+    fn first_greatest(scores: &[f32], halves: &[f32]) -> (usize, f32) {
+        let mut lanes = [f32::NEG_INFINITY; 64];
+        let (chunks, rest) = scores.as_chunks::<64>();
+        let (half_chunks, half_rest) = halves.as_chunks::<64>();
+        for (scores, halves) in chunks.iter().zip(half_chunks) {
+            for l in 0..64 {
+                let value = scores[l] - halves[l];
+                lanes[l] = if value > lanes[l] { value } else { lanes[l] };
+            }
+        }
+        let mut most = f32::NEG_INFINITY;
+        for v in lanes.iter().copied().chain(rest.iter().zip(half_rest).map(|(s, h)| s - h)) {
+            most = if v > most { v } else { most };
+        }
+        // Half of these are looked through, on average, and most blocks need no look at their elements.
+        for (n, (scores, halves)) in scores.chunks(64).zip(halves.chunks(64)).enumerate() {
+            let mut any = 0u32;
+            for (s, h) in scores.iter().zip(halves) {
+                any |= u32::from(s - h == most);
+            }
+            if any != 0 {
+                let place = scores.iter().zip(halves).position(|(s, h)| s - h == most);
+                return (n * 64 + place.unwrap_or(0), most);
+            }
+        }
+        (0, most)
+    }
+}
+
+impl Cpu {
+    /// Raises `best` (a number for each of the query's lanes) to the inner products of its tokens with rows, on the calling thread.
+    pub fn raise_to_products(&self, query: &QueryTokens, rows: &[f32], best: &mut [f32]) {
+        assert!(best.len() == query.lanes && rows.len().is_multiple_of(query.dimension));
+        let (lanes, steps) = (query.lanes, query.dimension);
+        let job = Job {
+            query: query.values.as_ptr(),
+            lanes,
+            rows: rows.as_ptr(),
+            count: rows.len() / steps,
+            steps,
+        };
+        // SAFETY: sizes are those of the slices; a device has only instructions that the processor has; lanes come in 32.
+        unsafe {
+            match self.isa() {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => avx512(job, best.as_mut_ptr()),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => avx2(job, best.as_mut_ptr()),
+                _ => strips::<[f32; 4], 1, 4>(job, best.as_mut_ptr()),
+            }
+        }
+    }
+
+    /// The sum, over the query's tokens in order, of the greatest inner product with a row (Khattab and Zaharia 2020, "ColBERT"); negative
+    /// infinity without rows. Added in f64, on the calling thread.
+    pub fn max_sim(&self, query: &QueryTokens, rows: &[f32]) -> f32 {
+        let mut best = vec![f32::NEG_INFINITY; query.lanes];
+        self.raise_to_products(query, rows, &mut best);
+        best[..query.tokens].iter().fold(0f64, |sum, b| sum + f64::from(*b)) as f32
+    }
+
+    /// Whether [`Cpu::near_max_sim`] gains anything here.
+    pub fn has_near_max_sim(&self) -> bool {
+        match self.isa() {
+            Isa::Avx512Bf16 => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => is_x86_feature_detected!("avx512bf16"),
+            _ => false,
+        }
+    }
+
+    /// As [`Cpu::max_sim`] with both factors rounded to bf16, of the copies `first..end`: from the true score by at most `longest` (the longest of
+    /// those rows) times [`Cpu::near_bound`]. Only where [`Cpu::has_near_max_sim`].
+    pub fn near_max_sim(&self, query: &QueryTokens, copies: &TokenCopies, first: usize, end: usize) -> f32 {
+        assert!(self.has_near_max_sim() && query.dimension.div_ceil(2) == copies.steps);
+        let rows = &copies.pairs[first * copies.steps..end * copies.steps];
+        let mut best = vec![f32::NEG_INFINITY; query.lanes];
+        let rows = rows.as_ptr().cast();
+        let job = Job {
+            query: query.pairs.as_ptr(),
+            lanes: query.lanes,
+            rows,
+            count: end - first,
+            steps: copies.steps,
+        };
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: sizes are those of the slices; the processor has the instructions, as asserted.
+        unsafe {
+            bf16(job, best.as_mut_ptr());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = job;
+        best[..query.tokens].iter().fold(0f64, |sum, b| sum + f64::from(*b)) as f32
+    }
+
+    /// How far [`Cpu::near_max_sim`] may be from the true score of a document whose rows have length 1 at most. Rounding a factor to eight
+    /// bits errs by 2^-9 of it, so a product by a little more than 2^-8, and a sum of products by that much of the product of the
+    /// norms (Cauchy and Schwarz); the sums of both sides err by 2^-24 a step.
+    pub fn near_bound(&self, query: &QueryTokens) -> f32 {
+        let rounding = (query.dimension + 8 + query.tokens) as f32 / (1 << 22) as f32;
+        query.norms * (1.01 / 256.0 + rounding) + f32::MIN_POSITIVE * query.lanes as f32
+    }
+
+    /// Estimates from a table: `table` has, for every code, a byte for each lane of the query, `lanes` of them (a multiple of [`LANES`]);
+    /// gives the sum over lanes of the greatest byte among the codes' rows. `codes`: little-endian, of a document's tokens.
+    pub fn max_sim_of_codes(&self, table: &[[u8; LANES]], strips: usize, codes: &[[u8; 2]]) -> u32 {
+        assert!(strips > 0 && !table.is_empty() && table.len().is_multiple_of(strips));
+        let mut best = [[0u8; LANES]; 4];
+        match best.get_mut(..strips) {
+            Some(best) => {
+                raise(self.isa(), table, strips, codes, best);
+                sum_of(best)
+            }
+            None => {
+                let mut best = vec![[0u8; LANES]; strips];
+                raise(self.isa(), table, strips, codes, &mut best);
+                sum_of(&best)
+            }
+        }
+    }
+
+    /// Products of rows with `others`, both of `dimension` numbers: row i with other j at `i * others + j`.
+    pub fn products(&self, rows: &[f32], others: &[f32], dimension: usize) -> Vec<f32> {
+        let (n, m) = (rows.len() / dimension, others.len() / dimension);
+        let mut out = vec![0.0; n * m];
+        self.run(|| self.products_into(rows, others, dimension, &mut out));
+        out
+    }
+
+    fn products_into(&self, rows: &[f32], others: &[f32], dimension: usize, out: &mut [f32]) {
+        let operand = |x: &[f32]| Operand {
+            data: x.as_ptr(),
+            rows: x.len() / dimension,
+            columns: dimension,
+            row: dimension,
+            column: 1,
+        };
+        let others_t = operand(others).t();
+        product(self.arithmetic, operand(rows), others_t, out, others.len() / dimension, false);
+    }
+
+    /// The `count` best codes of every lane, best first, of equal scores the first: lane l's at `[l]`. `scores`: `lanes` numbers a code.
+    pub fn best_of_lanes(&self, scores: &[f32], lanes: usize, tokens: usize, count: usize) -> Vec<Vec<u32>> {
+        assert!(lanes.is_multiple_of(LANES) && scores.len().is_multiple_of(lanes) && tokens <= lanes);
+        let mut best: Vec<Vec<(f32, u32)>> = vec![Vec::new(); tokens];
+        for strip in 0..tokens.div_ceil(LANES) {
+            let mut least = [f32::NEG_INFINITY; LANES];
+            let real = LANES.min(tokens - strip * LANES);
+            least[real..].fill(f32::INFINITY);
+            for (code, row) in scores.chunks_exact(lanes).enumerate() {
+                let Some(row) = row[strip * LANES..].first_chunk::<LANES>() else { continue };
+                if !above(self.isa(), row, &least) {
+                    continue;
+                }
+                for l in 0..real {
+                    if row[l] > least[l] {
+                        let best = &mut best[strip * LANES + l];
+                        let at = best.partition_point(|(score, _)| *score >= row[l]);
+                        best.insert(at, (row[l], code as u32));
+                        best.truncate(count);
+                        if best.len() == count {
+                            least[l] = best.last().map_or(f32::INFINITY, |(score, _)| *score);
+                        }
+                    }
+                }
+            }
+        }
+        best.into_iter().map(|best| best.into_iter().map(|(_, code)| code).collect()).collect()
+    }
+
+    /// For every row the centroid c whose `row.c - halves[c]` is greatest, of equal ones the first, and that number: with halves of
+    /// the squared norms the nearest one. Products in the device's precision, in blocks of a fixed size.
+    pub fn nearest(
+        &self,
+        rows: &[f32],
+        centroids: &[f32],
+        halves: &[f32],
+        dimension: usize,
+    ) -> Vec<(u32, f32)> {
+        let mut nearest = vec![(0u32, f32::NEG_INFINITY); rows.len() / dimension];
+        let block = |(rows, nearest): (&[f32], &mut [(u32, f32)])| {
+            let mut scores = vec![0.0; nearest.len() * CENTROIDS.min(halves.len())];
+            for (n, centroids) in centroids.chunks(CENTROIDS * dimension).enumerate() {
+                let count = centroids.len() / dimension;
+                let halves = &halves[n * CENTROIDS..][..count];
+                self.products_into(rows, centroids, dimension, &mut scores[..nearest.len() * count]);
+                for (nearest, scores) in nearest.iter_mut().zip(scores.chunks_exact(count)) {
+                    let (place, most) = first_greatest(self.isa(), scores, halves);
+                    if most > nearest.1 {
+                        *nearest = ((n * CENTROIDS + place) as u32, most);
+                    }
+                }
+            }
+        };
+        self.run(|| rows.par_chunks(ROWS * dimension).zip(nearest.par_chunks_mut(ROWS)).for_each(block));
+        nearest
+    }
+}
+
+fn sum_of(best: &[[u8; LANES]]) -> u32 {
+    best.iter().flatten().map(|b| u32::from(*b)).sum()
+}
+
+#[cfg(test)]
+mod tests;
