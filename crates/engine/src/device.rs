@@ -4,10 +4,12 @@
 //! oracle of every test). A device only computes; what is saved and in which order gradients flow is the tape's.
 
 mod encoder;
+mod max_sim;
 
 use crate::random::Dropout;
 
 pub use encoder::{EncoderKernels, Rotary};
+pub use max_sim::{EMPTY_DOCUMENT, MaxSimShape, MaxSimSide, NO_ROW};
 
 /// A read-only stretch of a device's memory.
 pub struct View<'a, D: Device> {

@@ -15,8 +15,8 @@ pub mod tensor;
 
 pub use cpu::Cpu;
 pub use device::{
-    Activation, AdafactorStep, AdamStep, AttentionShape, Device, EncoderKernels, RelativeBuckets, Rotary,
-    Span, View, ViewMut,
+    Activation, AdafactorStep, AdamStep, AttentionShape, Device, EncoderKernels, MaxSimShape, MaxSimSide,
+    RelativeBuckets, Rotary, Span, View, ViewMut,
 };
 pub use ops::feed_forward_end::Hidden;
 pub use ops::layer_norm::{LayerNorm, Normed};

@@ -129,13 +129,26 @@ impl Bert {
         spans: &[Span],
         recompute: bool,
     ) -> Var<D> {
+        self.encode_keyed(tape, ids, types, spans, spans, recompute)
+    }
+
+    /// As [`Bert::encode`], where the tokens of a text attend to its rows `keys` only.
+    pub fn encode_keyed<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        ids: &[u32],
+        types: Option<&[u32]>,
+        spans: &[Span],
+        keys: &[Span],
+        recompute: bool,
+    ) -> Var<D> {
         let c = &self.config;
         let head_dim = c.hidden_size / c.num_attention_heads;
         let shape = Rc::new(AttentionShape {
             heads: c.num_attention_heads,
             head_dim,
             queries: spans.to_vec(),
-            keys: spans.to_vec(),
+            keys: keys.to_vec(),
             first_query: 0,
             causal: false,
             window: None,

@@ -62,6 +62,13 @@ impl EncoderConfig {
             EncoderConfig::ModernBert(c) => c.vocab_size,
         }
     }
+    /// Sets the rows of the word embedding: a vocabulary has grown.
+    pub fn set_vocab_size(&mut self, size: usize) {
+        match self {
+            EncoderConfig::Bert(c) => c.vocab_size = size,
+            EncoderConfig::ModernBert(c) => c.vocab_size = size,
+        }
+    }
     /// Most tokens of a text.
     pub fn max_tokens(&self) -> usize {
         match self {
@@ -143,9 +150,22 @@ impl Encoder {
         spans: &[Span],
         recompute: bool,
     ) -> Var<D> {
+        self.encode_keyed(tape, ids, types, spans, spans, recompute)
+    }
+    /// As [`Encoder::encode`], where the tokens of a text attend to its rows `keys` only, which are its first ones: the others ask and
+    /// are not asked, as ColBERT's expansion tokens. A text without keys attends to nothing.
+    pub fn encode_keyed<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        ids: &[u32],
+        types: Option<&[u32]>,
+        spans: &[Span],
+        keys: &[Span],
+        recompute: bool,
+    ) -> Var<D> {
         match self {
-            Encoder::Bert(m) => m.encode(tape, ids, types, spans, recompute),
-            Encoder::ModernBert(m) => m.encode(tape, ids, spans, recompute),
+            Encoder::Bert(m) => m.encode_keyed(tape, ids, types, spans, keys, recompute),
+            Encoder::ModernBert(m) => m.encode_keyed(tape, ids, spans, keys, recompute),
         }
     }
     /// Random initial values of one of the encoder's parameters, keyed by the parameter's name and the seed.

@@ -2,6 +2,7 @@
 
 pub mod bert;
 pub mod classifier;
+pub mod colbert;
 pub mod embedding_model;
 pub mod encoder;
 pub mod export;

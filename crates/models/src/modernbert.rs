@@ -97,6 +97,18 @@ impl ModernBert {
         spans: &[Span],
         recompute: bool,
     ) -> Var<D> {
+        self.encode_keyed(tape, ids, spans, spans, recompute)
+    }
+
+    /// As [`ModernBert::encode`], where the tokens of a text attend to its rows `keys` only, which are its first ones.
+    pub fn encode_keyed<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        ids: &[u32],
+        spans: &[Span],
+        keys: &[Span],
+        recompute: bool,
+    ) -> Var<D> {
         let c = &self.config;
         let longest = spans.iter().map(Span::len).max().unwrap_or(0);
         let rotary = |theta| Rc::new(Rotary::new(theta, c.head_dim(), longest.max(1)));
@@ -106,7 +118,7 @@ impl ModernBert {
             heads: c.num_attention_heads,
             head_dim: c.head_dim(),
             queries: spans.to_vec(),
-            keys: spans.to_vec(),
+            keys: keys.to_vec(),
             first_query: 0,
             causal: false,
             window: None,

@@ -1,7 +1,7 @@
 //! The CPU's side of [`EncoderKernels`]: from views to slices.
 
-use super::{Cpu, bias, elementwise, layer_norm, pooling};
-use crate::device::{Activation, EncoderKernels, Rotary, Span, View, ViewMut};
+use super::{Cpu, bias, elementwise, layer_norm, max_sim, pooling};
+use crate::device::{Activation, EncoderKernels, MaxSimShape, MaxSimSide, Rotary, Span, View, ViewMut};
 use crate::random::Dropout;
 
 impl EncoderKernels for Cpu {
@@ -118,5 +118,27 @@ impl EncoderKernels for Cpu {
         dx: ViewMut<'_, Self>,
     ) {
         pooling::normalize_backward(self.isa(), x.slice(), width, least as f32, dy.slice(), dx.slice());
+    }
+    fn max_sim(
+        &self,
+        queries: View<'_, Self>,
+        documents: View<'_, Self>,
+        width: usize,
+        shape: &MaxSimShape,
+        scores: ViewMut<'_, Self>,
+    ) -> Vec<u32> {
+        max_sim::forward(self.isa(), queries.slice(), documents.slice(), width, shape, scores.slice())
+    }
+    fn max_sim_backward(
+        &self,
+        others: View<'_, Self>,
+        width: usize,
+        shape: &MaxSimShape,
+        best: &[u32],
+        slopes: View<'_, Self>,
+        side: MaxSimSide,
+        d: ViewMut<'_, Self>,
+    ) {
+        max_sim::backward(self.isa(), others.slice(), width, shape, best, slopes.slice(), side, d.slice());
     }
 }

@@ -19,6 +19,7 @@ mod layer_norm;
 pub mod lookup;
 mod loss;
 pub mod math;
+mod max_sim;
 mod norm;
 mod optimizer;
 mod packing;

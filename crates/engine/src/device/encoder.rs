@@ -1,6 +1,6 @@
 //! The kernels that BERT-like encoders need beside those of T5: biases, LayerNorm, rotary positions, pooling, unit rows.
 
-use super::{Activation, Device, Span, View, ViewMut};
+use super::{Activation, Device, MaxSimShape, MaxSimSide, Span, View, ViewMut};
 use crate::random::Dropout;
 
 /// Part of every [`Device`]. All matrices are row-major; `+=` is said where a kernel adds.
@@ -126,6 +126,34 @@ pub trait EncoderKernels: Sized {
         least: f64,
         dy: View<'_, Self>,
         dx: ViewMut<'_, Self>,
+    ) where
+        Self: Device;
+
+    /// The scores of the pairs of `shape`, rows of `width` elements: sums over the query's rows, in order, of the greatest inner
+    /// product with a row of the document. Gives for every pair and row of its query the first best row, counted from the document's
+    /// first; [`super::NO_ROW`] where there is none, or where the document has a floor and 0 is
+    /// greater.
+    fn max_sim(
+        &self,
+        queries: View<'_, Self>,
+        documents: View<'_, Self>,
+        width: usize,
+        shape: &MaxSimShape,
+        scores: ViewMut<'_, Self>,
+    ) -> Vec<u32>
+    where
+        Self: Device;
+    /// Backward of [`EncoderKernels::max_sim`] for the rows of one side: `d += ...`, where `others` are the other side's rows, `slopes`
+    /// the gradient of the scores and `best` what the forward gave. What reaches a row is added in the order of pairs.
+    fn max_sim_backward(
+        &self,
+        others: View<'_, Self>,
+        width: usize,
+        shape: &MaxSimShape,
+        best: &[u32],
+        slopes: View<'_, Self>,
+        side: MaxSimSide,
+        d: ViewMut<'_, Self>,
     ) where
         Self: Device;
 }

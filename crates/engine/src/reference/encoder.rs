@@ -1,7 +1,9 @@
 //! The reference's encoder kernels: LayerNorm, biases, rotary positions, pooling, unit rows, as their formulas say.
 
 use super::{Reference, factor};
-use crate::device::{Activation, Device, EncoderKernels, Rotary, Span, View, ViewMut};
+use crate::device::{
+    Activation, Device, EncoderKernels, MaxSimShape, MaxSimSide, NO_ROW, Rotary, Span, View, ViewMut,
+};
 use crate::random::Dropout;
 
 /// Mean and one over the deviation of a row.
@@ -228,6 +230,63 @@ impl EncoderKernels for Reference {
             for j in 0..width {
                 dx[i * width + j] +=
                     if l > least { (dy[j] - x[j] * along / (l * l)) / l } else { dy[j] / least };
+            }
+        }
+    }
+    fn max_sim(
+        &self,
+        queries: View<'_, Self>,
+        documents: View<'_, Self>,
+        width: usize,
+        shape: &MaxSimShape,
+        scores: ViewMut<'_, Self>,
+    ) -> Vec<u32> {
+        let (queries, documents, scores) = (queries.slice(), documents.slice(), scores.slice());
+        shape.check(queries.len() / width, documents.len() / width);
+        let mut best = Vec::new();
+        for (pair, &(q, d)) in shape.pairs.iter().enumerate() {
+            let (has_floor, none) = (shape.has_floor(d as usize), shape.without_rows(d as usize));
+            let (q, d) = (shape.queries[q as usize], shape.documents[d as usize]);
+            scores[pair] = 0.0;
+            for i in q.start as usize..q.end as usize {
+                let (mut most, mut row) = (f64::NEG_INFINITY, NO_ROW);
+                for j in d.start as usize..d.end as usize {
+                    let dot: f64 = (0..width).map(|k| queries[i * width + k] * documents[j * width + k]).sum();
+                    if dot > most {
+                        (most, row) = (dot, j as u32 - d.start);
+                    }
+                }
+                if row == NO_ROW || has_floor && most < 0.0 {
+                    (most, row) = (none, NO_ROW);
+                }
+                scores[pair] += most;
+                best.push(row);
+            }
+        }
+        best
+    }
+    fn max_sim_backward(
+        &self,
+        others: View<'_, Self>,
+        width: usize,
+        shape: &MaxSimShape,
+        best: &[u32],
+        slopes: View<'_, Self>,
+        side: MaxSimSide,
+        d: ViewMut<'_, Self>,
+    ) {
+        let (others, slopes, out) = (others.slice(), slopes.slice(), d.slice());
+        let mut rows = best.iter();
+        for (&(q, d), slope) in shape.pairs.iter().zip(slopes) {
+            let (q, d) = (shape.queries[q as usize], shape.documents[d as usize]);
+            for (i, &row) in (q.start..q.end).zip(rows.by_ref()).filter(|(_, row)| **row != NO_ROW) {
+                let (own, other) = match side {
+                    MaxSimSide::Queries => (i, d.start + row),
+                    MaxSimSide::Documents => (d.start + row, i),
+                };
+                for k in 0..width {
+                    out[own as usize * width + k] += slope * others[other as usize * width + k];
+                }
             }
         }
     }

@@ -5,7 +5,8 @@ use std::rc::Rc;
 use tercio_engine::ops::rotary::positions;
 use tercio_engine::random::key;
 use tercio_engine::{
-    Activation, AttentionShape, Device, Dropout, Hidden, LayerNorm, Normed, Param, Rotary, Span, Tape, Var,
+    Activation, AttentionShape, Device, Dropout, Hidden, LayerNorm, MaxSimShape, Normed, Param, Rotary, Span,
+    Tape, Var,
 };
 
 use super::cases::{Sizes, self_shape};
@@ -53,6 +54,11 @@ pub enum EncoderOp {
     },
     Normalize {
         least: f64,
+    },
+    Sum,
+    /// Of two tensors, or of one with itself.
+    MaxSim {
+        shape: MaxSimShape,
     },
     /// Two post-norm layers that share their parameters, after a norm and before one.
     PostNorm {
@@ -110,6 +116,10 @@ impl EncoderOp {
             EncoderOp::SpanMeans { spans } => tape.span_means(&x[0], spans),
             EncoderOp::Rows { picked } => tape.rows(&x[0], picked),
             EncoderOp::Normalize { least } => tape.normalize(&x[0], *least),
+            EncoderOp::Sum => tape.sum(&x[0], &x[1]),
+            EncoderOp::MaxSim { shape } => {
+                tape.max_sim(&x[0], x.last().expect("an input"), &Rc::new(shape.clone()))
+            }
             EncoderOp::PostNorm { shape, drop, recompute } => {
                 let mut h = tape.layer_norm(&x[0], norm_of(p[10]), tape.dropout(0, *drop));
                 for layer in 0..2 {
@@ -241,6 +251,35 @@ fn attentions(s: &Sizes) -> Vec<(&'static str, AttentionShape)> {
     ]
 }
 
+/// Late interaction: everything with everything, chosen pairs under a mask that leaves one document empty, and within one tensor.
+fn max_sims(s: &Sizes) -> Vec<Listed> {
+    let queries = self_shape(s).queries;
+    let ends = s.pairs.iter().scan(0, |at, p| {
+        let start = *at;
+        *at += p.1 as u32;
+        Some(Span { start, end: *at })
+    });
+    let documents: Vec<Span> = ends.collect();
+    let tokens: usize = s.lengths.iter().sum();
+    let rows = documents.last().map_or(0, |d| d.end as usize);
+    let all = MaxSimShape::all(queries.clone(), documents.clone());
+    let mut masked = first_halves(&documents);
+    masked[1].end = masked[1].start;
+    let (first, last) = (0, queries.len() as u32 - 1);
+    let pairs = vec![(last, 0), (first, 1), (first, 2), (1, 0), (last, 2), (first, 1)];
+    let floors = (0..masked.len()).map(|d| d != 2).collect();
+    let chosen = MaxSimShape { queries: queries.clone(), documents: masked, pairs, floors };
+    let (own, theirs) = queries.split_at(1);
+    let within = MaxSimShape::all(own.to_vec(), theirs.to_vec());
+    [("all", all, true), ("chosen, floor", chosen, true), ("one tensor", within, false)]
+        .into_iter()
+        .map(|(name, shape, two)| {
+            let inputs = [(tokens, s.width), (rows, s.width)][..if two { 2 } else { 1 }].to_vec();
+            (format!("MaxSim, {name}"), EncoderOp::MaxSim { shape }, vec![], inputs)
+        })
+        .collect()
+}
+
 /// Every operation at these sizes.
 pub fn encoder_cases(s: &Sizes) -> Vec<Case> {
     let (rows, w) = (s.rows, s.width);
@@ -283,6 +322,8 @@ pub fn encoder_cases(s: &Sizes) -> Vec<Case> {
     // New cases end the list: a case's values come from its place.
     let sum = EncoderOp::EmbeddingSum { ids: padded, frozen: [Some(1), Some(2), Some(0)] };
     list.push(("sum of embeddings, frozen rows".into(), Op::Of(sum), tables, vec![]));
+    list.push(("sum".into(), Op::Of(EncoderOp::Sum), vec![], vec![(rows, w); 2]));
+    list.extend(max_sims(s).into_iter().map(|(name, op, p, x)| (name, Op::Of(op), p, x)));
     let case = |(i, (name, op, parameters, inputs)): (usize, (String, Op, _, _))| Case {
         name: format!("{name}, rows {rows}, width {w}, {} x {}", s.heads, s.head_dim),
         op,

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use tercio_engine::device::{Heads, HeadsMut, Matrix};
 use tercio_engine::{
-    Activation, AdafactorStep, AdamStep, AttentionShape, Device, Dropout, EncoderKernels, Rotary, Span, View,
-    ViewMut,
+    Activation, AdafactorStep, AdamStep, AttentionShape, Device, Dropout, EncoderKernels, MaxSimShape, MaxSimSide,
+    Rotary, Span, View, ViewMut,
 };
 
 use super::{Operation, Profile};
@@ -101,7 +101,7 @@ macro_rules! plain {
         }
     })*};
 }
-plain!(usize, f64, bool, Activation, Dropout, AdamStep, AdafactorStep);
+plain!(usize, f64, bool, Activation, Dropout, AdamStep, AdafactorStep, MaxSimSide);
 
 /// Kernels by what they are to be called in the table, and the operations of their products if they have any.
 macro_rules! kernels {
@@ -268,6 +268,12 @@ impl<D: Device> Device for Profiled<D> {
     }
 }
 
+/// Operations of the inner products of every row of a query with every row of a document, of all pairs.
+fn compared(shape: &MaxSimShape, width: usize) -> f64 {
+    let rows = |&(q, d): &(u32, u32)| shape.queries[q as usize].len() * shape.documents[d as usize].len();
+    2.0 * width as f64 * shape.pairs.iter().map(rows).sum::<usize>() as f64
+}
+
 impl<D: Device> EncoderKernels for Profiled<D> {
     kernels! {
         "embeddings" fn gather_add(table: View<'_, Self>, width: usize, ids: &[u32], rows: ViewMut<'_, Self>);
@@ -307,6 +313,14 @@ impl<D: Device> EncoderKernels for Profiled<D> {
         "pooling" fn normalize(x: View<'_, Self>, width: usize, least: f64, y: ViewMut<'_, Self>);
         "pooling" fn normalize_backward(
             x: View<'_, Self>, width: usize, least: f64, dy: View<'_, Self>, dx: ViewMut<'_, Self>,
+        );
+        "late interaction" [compared(shape, width)] fn max_sim(
+            queries: View<'_, Self>, documents: View<'_, Self>, width: usize, shape: &MaxSimShape,
+            scores: ViewMut<'_, Self>,
+        ) -> Vec<u32>;
+        "late interaction" fn max_sim_backward(
+            others: View<'_, Self>, width: usize, shape: &MaxSimShape, best: &[u32], slopes: View<'_, Self>,
+            side: MaxSimSide, d: ViewMut<'_, Self>,
         );
     }
 }
