@@ -18,9 +18,9 @@ use serde_json::{Map, Value};
 
 use crate::question::ID_KEYS;
 
-/// Columns that are read beside [`ID_KEYS`]: those of passages, questions and training data. Collections often have others, such as
+/// Columns that are read beside [`ID_KEYS`]: those of passages, questions, training data and corpora. Collections often have others, such as
 /// vectors of another model, that would make the copy many times larger.
-const COLUMNS: [&str; 14] = [
+const COLUMNS: [&str; 19] = [
     "title",
     "text",
     "score",
@@ -35,6 +35,11 @@ const COLUMNS: [&str; 14] = [
     "positive",
     "negative",
     "negatives",
+    "label",
+    "labels",
+    "class",
+    "sentence",
+    "content",
 ];
 
 const MAGIC: &[u8; 4] = b"PAR1";

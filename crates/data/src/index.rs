@@ -186,17 +186,23 @@ impl Indexed {
         })
     }
 
-    /// Where item `i` lies.
-    pub fn span(&self, i: usize, path: &Path) -> Result<Span, DataError> {
-        let mut bytes = [0u8; RECORD as usize];
+    /// Where the items of a range lie, which must be within the file's.
+    pub fn spans(&self, range: std::ops::Range<usize>, path: &Path) -> Result<Vec<Span>, DataError> {
+        let mut bytes = vec![0u8; range.len() * RECORD as usize];
         self.records
-            .read_exact_at(&mut bytes, i as u64 * RECORD)
+            .read_exact_at(&mut bytes, range.start as u64 * RECORD)
             .map_err(DataError::io(path, "read the index of the file"))?;
-        let word = |k: usize| u64::from_le_bytes(std::array::from_fn(|j| bytes[k * 8 + j]));
-        Ok(Span { offset: word(0), length: word(1), line: word(2) })
+        let word = |words: &[u8], k: usize| u64::from_le_bytes(std::array::from_fn(|j| words[k * 8 + j]));
+        let span = |r: &[u8]| Span { offset: word(r, 0), length: word(r, 1), line: word(r, 2) };
+        Ok(bytes.chunks_exact(RECORD as usize).map(span).collect())
     }
 
-    /// The bytes of an item.
+    /// Where item `i` lies.
+    pub fn span(&self, i: usize, path: &Path) -> Result<Span, DataError> {
+        Ok(self.spans(i..i + 1, path)?[0])
+    }
+
+    /// The bytes of an item, or of several that lie one after the other.
     pub fn read(&self, span: Span, path: &Path) -> Result<Vec<u8>, DataError> {
         let now = Stamp::of(&self.data).map_err(DataError::io(path, "read the file"))?;
         if now != self.data_stamp {
@@ -237,11 +243,14 @@ impl Names {
         let digest = |bytes: &[u8]| hex(&Sha256::digest(bytes)[..8]);
         let mut named = full.as_os_str().as_encoded_bytes().to_vec();
         let data_family = digest(&named);
-        // The name of a JSON file says its layout; of fields between tabs there are two, with an index each.
+        // The name of a JSON file says its layout; of rows of fields there are several, with an index each.
         match layout {
             Layout::List | Layout::Lines => {}
             Layout::Rows => named.extend_from_slice(b"\0rows"),
-            Layout::Records => named.extend_from_slice(b"\0records"),
+            Layout::Records(b'\t') => named.extend_from_slice(b"\0records"),
+            Layout::Records(separator) => {
+                named.extend_from_slice(&[b"\0records".as_slice(), &[separator]].concat())
+            }
         }
         let family = digest(&named);
         let state = digest(format!("{} {}", stamp.bytes, stamp.modified_ns).as_bytes());

@@ -15,12 +15,14 @@ pub mod check;
 #[cfg(feature = "parquet")]
 mod columns;
 pub mod convert;
+pub mod corpus;
 pub mod download;
 pub mod draw;
 mod error;
 pub mod has_answer;
 mod index;
 mod items;
+pub mod labels;
 pub mod leftovers;
 mod lines;
 pub mod multi_vectors;
@@ -42,8 +44,10 @@ pub mod vectors;
 
 pub use answers::{AnswerTally, exact_match, f1};
 pub use check::{CheckReport, check};
+pub use corpus::{Corpus, Document, Documents};
 pub use error::DataError;
 pub use index::hex;
+pub use labels::Labels;
 pub use multi_vectors::{MultiVectors, TokenVectors};
 pub use packed::PackedReaderBatch;
 pub use passages::Passages;

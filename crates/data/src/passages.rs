@@ -51,10 +51,10 @@ impl Passages {
     /// A fault inside one passage shows when it is read.
     pub fn open(path: &Path, cache_dir: &Path) -> Result<Passages, DataError> {
         let what = ".tsv (id, text, title between tabs), .jsonl (one passage per line) or .json (one list)";
-        let endings = [(".json", Layout::List), (".jsonl", Layout::Lines), (".tsv", Layout::Records)];
+        let endings = [(".json", Layout::List), (".jsonl", Layout::Lines), (".tsv", Layout::Records(b'\t'))];
         let kind = source::kind_among(path, &endings, what)?;
         let mut items = Items::open(path, kind, cache_dir)?;
-        let mut quoted = kind.0 == Layout::Records;
+        let mut quoted = kind.0 == Layout::Records(b'\t');
         if quoted && !items.is_even() {
             let plain = Items::open(path, (Layout::Rows, kind.1), cache_dir)?;
             if plain.is_even() {
@@ -65,7 +65,7 @@ impl Passages {
             return Err(fault);
         }
         let columns = match kind.0 {
-            Layout::Records => Some(columns(&items, quoted)?),
+            Layout::Records(_) => Some(columns(&items, quoted)?),
             _ => None,
         };
         let passages = Passages { items, columns, quoted };

@@ -291,6 +291,15 @@ pub(crate) fn passage_of(
     Ok(Passage { id: id.unwrap_or_default(), title, text, score, file_position: 0 })
 }
 
+/// Text of an item's bytes.
+pub(crate) fn utf8<'a>(bytes: &'a [u8], place: &Place) -> Result<&'a str, DataError> {
+    std::str::from_utf8(bytes).map_err(|e| {
+        let at = e.valid_up_to();
+        let found = format!("the byte 0x{:02x} at byte {} of the row", bytes[at], at + 1);
+        place.error("UTF-8 text", found, "convert the file to UTF-8")
+    })
+}
+
 pub(crate) fn take(map: &mut Map<String, Value>, key: &str) -> Option<Value> {
     map.get_mut(key).map(Value::take).filter(|v| !v.is_null())
 }

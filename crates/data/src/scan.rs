@@ -25,8 +25,8 @@ pub(crate) enum Layout {
     Lines,
     /// One row of fields per line, whatever is in it.
     Rows,
-    /// Rows of fields as Python's csv module writes them: a quoted field may hold line ends.
-    Records,
+    /// Rows of fields between separators as Python's csv module writes them: a quoted field may hold line ends.
+    Records(u8),
 }
 
 /// A fault of the file as a whole: the line, and what is wrong.
@@ -70,8 +70,10 @@ pub(crate) struct Scanner {
     start: u64,
     start_line: u64,
     items: u64,
-    /// Tabs that part the fields of the row at hand.
-    tabs: u64,
+    /// What parts the fields of a row.
+    separator: u8,
+    /// How many part those of the row at hand.
+    separators: u64,
     /// Fewest and most fields of a row.
     fields: Option<(u64, u64)>,
     fault: Option<Fault>,
@@ -83,8 +85,9 @@ impl Scanner {
             Layout::List => State::Start,
             Layout::Lines => State::Line { blank: true },
             Layout::Rows => State::Row { open: false, blank: true, field: None },
-            Layout::Records => State::Row { open: false, blank: true, field: Some(tsv::State::Start) },
+            Layout::Records(_) => State::Row { open: false, blank: true, field: Some(tsv::State::Start) },
         };
+        let separator = if let Layout::Records(separator) = layout { separator } else { b'\t' };
         Scanner {
             state,
             offset: 0,
@@ -92,7 +95,8 @@ impl Scanner {
             start: 0,
             start_line: 1,
             items: 0,
-            tabs: 0,
+            separator,
+            separators: 0,
             fields: None,
             fault: None,
         }
@@ -145,7 +149,7 @@ impl Scanner {
 
     /// The row at hand is over.
     fn count_fields(&mut self) {
-        let n = std::mem::take(&mut self.tabs) + 1;
+        let n = std::mem::take(&mut self.separators) + 1;
         self.fields = Some(self.fields.map_or((n, n), |(least, most)| (least.min(n), most.max(n))));
     }
 
@@ -201,11 +205,11 @@ impl Scanner {
                 if !open {
                     self.start = self.offset;
                     self.start_line = self.line;
-                    self.tabs = 0;
+                    self.separators = 0;
                 }
-                let field = field.map(|f| f.next(byte).0);
+                let field = field.map(|f| f.next(byte, self.separator).0);
                 let quoted = field == Some(tsv::State::Quoted);
-                self.tabs += u64::from(byte == b'\t' && !quoted);
+                self.separators += u64::from(byte == self.separator && !quoted);
                 if byte == b'\n' && !quoted {
                     if !blank {
                         self.count_fields();
@@ -345,7 +349,7 @@ mod tests {
     fn rows_keep_leading_tabs_and_records_their_quoted_line_ends() {
         let text = b"1\t\"a\n\"\"b\"\tc\r\n\n \n\tno id\t\"\n\"\nlast\t\"x\"";
         for chunk in 1..5 {
-            let (spans, fault) = scan(Layout::Records, text, chunk);
+            let (spans, fault) = scan(Layout::Records(b'\t'), text, chunk);
             assert_eq!(fault, None);
             assert_eq!(texts(text, &spans), ["1\t\"a\n\"\"b\"\tc\r", "\tno id\t\"\n\"", "last\t\"x\""]);
             assert_eq!(spans.iter().map(|s| s.line).collect::<Vec<_>>(), [1, 5, 7]);
@@ -353,12 +357,12 @@ mod tests {
             assert_eq!(fault, None);
             assert_eq!(spans.iter().map(|s| s.line).collect::<Vec<_>>(), [1, 2, 5, 6, 7]);
         }
-        let (spans, fault) = scan(Layout::Records, b"a\tb\n\"c\td\n", 3);
+        let (spans, fault) = scan(Layout::Records(b'\t'), b"a\tb\n\"c\td\n", 3);
         let fault = fault.unwrap();
         assert_eq!((spans.len(), fault.line), (1, 2));
         assert!(fault.message.contains("quote"), "{}", fault.message);
         let long = [b"1\t\"".as_slice(), &vec![b'a'; 17 << 20]].concat();
-        let fault = scan(Layout::Records, &long, 1 << 16).1.unwrap();
+        let fault = scan(Layout::Records(b'\t'), &long, 1 << 16).1.unwrap();
         assert!(fault.line == 1 && fault.message.contains("at most"), "{}", fault.message);
     }
 

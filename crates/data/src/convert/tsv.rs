@@ -1,6 +1,6 @@
-//! Tab-separated records as Python's csv module writes them with its default quotes: DPR's questions and passages.
+//! Records as Python's csv module writes them with its default quotes: DPR's questions and passages (between tabs), corpora.
 //!
-//! A field that begins with `"` ends with `"`, may hold tabs and line ends, and has its own quotes doubled.
+//! A field that begins with `"` ends with `"`, may hold separators and line ends, and has its own quotes doubled.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -44,7 +44,7 @@ impl<'a, R: BufRead> Records<'a, R> {
         loop {
             let place = RecordPlace { offset: self.offset, line: self.line };
             self.bytes.clear();
-            let mut fields = Fields::default();
+            let mut fields = Fields::between(b'\t');
             loop {
                 let start = self.bytes.len();
                 let left = MAX_RECORD + 1 - start as u64;
@@ -87,9 +87,14 @@ impl<'a, R: BufRead> Records<'a, R> {
 
 /// Splits a record.
 pub(crate) fn fields(path: &Path, line: u64, record: &[u8]) -> Result<Vec<String>, DataError> {
-    let mut fields = Fields { done: Some(vec![Vec::new()]), ..Fields::default() };
+    texts(path, line, split(record, b'\t'))
+}
+
+/// The fields of a record between separators, as bytes.
+pub(crate) fn split(record: &[u8], separator: u8) -> Vec<Vec<u8>> {
+    let mut fields = Fields { done: Some(vec![Vec::new()]), ..Fields::between(separator) };
     fields.feed(without_end(record));
-    texts(path, line, fields.done.unwrap_or_default())
+    fields.done.unwrap_or_default()
 }
 
 /// Splits a record whose quotes are characters like others.
@@ -129,35 +134,39 @@ pub(crate) enum State {
 
 impl State {
     /// The state after `byte`, and whether the byte is part of the field's text.
-    pub fn next(self, byte: u8) -> (State, bool) {
+    pub fn next(self, byte: u8, separator: u8) -> (State, bool) {
         match (self, byte) {
             (State::Quoted, b'"') => (State::Quote, false),
             (State::Quoted, _) => (State::Quoted, true),
             (State::Start, b'"') => (State::Quoted, false),
             (State::Quote, b'"') => (State::Quoted, true),
-            (_, b'\t') => (State::Start, false),
+            (_, b) if b == separator => (State::Start, false),
             _ => (State::Plain, true),
         }
     }
 }
 
 /// The state between two pieces of a record, and the fields so far where they are wanted.
-#[derive(Default)]
 struct Fields {
+    separator: u8,
     state: State,
     done: Option<Vec<Vec<u8>>>,
 }
 
 impl Fields {
+    fn between(separator: u8) -> Fields {
+        Fields { separator, state: State::Start, done: None }
+    }
+
     fn quoted(&self) -> bool {
         self.state == State::Quoted
     }
 
     fn feed(&mut self, bytes: &[u8]) {
         for &byte in bytes {
-            let (next, kept) = self.state.next(byte);
+            let (next, kept) = self.state.next(byte, self.separator);
             if let Some(done) = &mut self.done {
-                if byte == b'\t' && next == State::Start {
+                if byte == self.separator && next == State::Start {
                     done.push(Vec::new());
                 } else if kept && let Some(field) = done.last_mut() {
                     field.push(byte);

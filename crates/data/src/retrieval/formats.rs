@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{JudgedPassage, Relevance, RetrievalExample};
 use crate::error::DataError;
-use crate::question::{Passage, Place, Question, kind, parse_object, passage, take};
+use crate::question::{Passage, Place, Question, kind, parse_object, passage, take, utf8};
 
 /// An example from the bytes of its JSON object.
 pub(super) fn object(bytes: &[u8], place: &Place) -> Result<RetrievalExample, DataError> {
@@ -153,15 +153,6 @@ pub(super) fn row(bytes: &[u8], place: &Place) -> Result<RetrievalExample, DataE
         answers: Vec::new(),
         passages,
         place: place.clone(),
-    })
-}
-
-/// Text of an item's bytes.
-fn utf8<'a>(bytes: &'a [u8], place: &Place) -> Result<&'a str, DataError> {
-    std::str::from_utf8(bytes).map_err(|e| {
-        let at = e.valid_up_to();
-        let found = format!("the byte 0x{:02x} at byte {} of the row", bytes[at], at + 1);
-        place.error("UTF-8 text", found, "convert the file to UTF-8")
     })
 }
 

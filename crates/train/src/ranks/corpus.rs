@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tercio_comm::World;
-use tercio_data::{DataError, Passages, Questions, RetrievalExamples};
+use tercio_data::{DataError, Documents, Passages, Questions, RetrievalExamples};
 
 use super::start::differs;
 use crate::error::TrainError;
@@ -88,6 +88,27 @@ impl ExampleFile for Questions {
     }
 }
 
+impl ExampleFile for Documents {
+    fn open(path: &Path, cache: &Path) -> Result<Self, DataError> {
+        Documents::open(path, cache)
+    }
+    fn len(&self) -> usize {
+        self.len()
+    }
+    fn path(&self) -> &Path {
+        self.path()
+    }
+    fn fingerprint(&self) -> &str {
+        self.fingerprint()
+    }
+    fn content(&self, i: usize) -> Result<String, DataError> {
+        Ok(one_form(&self.raw(i)?))
+    }
+    fn line(&self, i: usize) -> Option<u64> {
+        self.get(i).ok().map(|document| document.place.line)
+    }
+}
+
 impl ExampleFile for RetrievalExamples {
     fn open(path: &Path, cache: &Path) -> Result<Self, DataError> {
         RetrievalExamples::open(path, cache)
@@ -102,15 +123,18 @@ impl ExampleFile for RetrievalExamples {
         self.fingerprint()
     }
     fn content(&self, i: usize) -> Result<String, DataError> {
-        let bytes = self.raw(i)?;
-        // Of rows between tabs there is one form only.
-        Ok(match serde_json::from_slice::<serde_json::Value>(&bytes) {
-            Ok(item) => item.to_string(),
-            Err(_) => String::from_utf8_lossy(&bytes).into_owned(),
-        })
+        Ok(one_form(&self.raw(i)?))
     }
     fn line(&self, i: usize) -> Option<u64> {
         self.get(i).ok().map(|example| example.place.line)
+    }
+}
+
+/// An item of JSON without its white space; of a line of text or fields there is one form only.
+fn one_form(bytes: &[u8]) -> String {
+    match serde_json::from_slice::<serde_json::Value>(bytes) {
+        Ok(item) => item.to_string(),
+        Err(_) => String::from_utf8_lossy(bytes).into_owned(),
     }
 }
 
