@@ -16,6 +16,10 @@ use super::lanes::{Lanes, kernel};
 use super::product::{Operand, product};
 use super::{Cpu, Device, Isa, math};
 
+mod residuals;
+
+pub use residuals::{Buckets, PackedRows};
+
 /// Tokens of a query that are multiplied together.
 pub const LANES: usize = 32;
 /// Rows that are compared with [`CENTROIDS`] centroids at once.

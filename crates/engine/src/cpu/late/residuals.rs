@@ -1,0 +1,212 @@
+//! Residuals in a few bits: what a row has beyond its centroid, each number replaced by the number of its bucket.
+//!
+//! Value i of a row lies in bits `i * bits ..` of its bytes, lowest first; 1, 2, 4 or 8 bits, so that a byte holds whole values.
+
+use super::super::lanes::{fma, kernel};
+use super::super::{Cpu, math};
+
+/// Buckets of numbers: bucket b holds what is above `b` cut-offs, and stands for `weights[b]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buckets {
+    bits: usize,
+    cutoffs: Vec<f32>,
+    weights: Vec<f32>,
+    /// For every byte the weights of the values that it holds.
+    bytes: Vec<f32>,
+}
+
+/// Rows in a few bits each.
+#[derive(Clone, Copy)]
+pub struct PackedRows<'a> {
+    /// The centroid of each row, little-endian. One beyond the centroids counts as the last.
+    pub codes: &'a [[u8; 2]],
+    /// [`Buckets::row_bytes`] of each row.
+    pub residuals: &'a [u8],
+    /// The centroids, one after the other.
+    pub centroids: &'a [f32],
+    /// Numbers of a row.
+    pub dimension: usize,
+    /// Whether rows are scaled to length 1 once they are put together.
+    pub unit: bool,
+}
+
+impl Buckets {
+    /// `2^bits - 1` cut-offs in ascending order and `2^bits` weights, for 1, 2, 4 or 8 bits; `None` for anything else.
+    pub fn new(bits: usize, cutoffs: Vec<f32>, weights: Vec<f32>) -> Option<Buckets> {
+        let ordered = cutoffs.windows(2).all(|pair| pair[0] <= pair[1]);
+        let finite = cutoffs.iter().chain(&weights).all(|v| v.is_finite());
+        let count = [1, 2, 4, 8].contains(&bits).then(|| 1usize << bits)?;
+        if !ordered || !finite || cutoffs.len() != count - 1 || weights.len() != count {
+            return None;
+        }
+        let values = |byte: usize| (0..8 / bits).map(move |i| byte >> (i * bits) & (count - 1));
+        let bytes = (0..256).flat_map(|byte| values(byte).map(|b| weights[b])).collect();
+        Some(Buckets { bits, cutoffs, weights, bytes })
+    }
+
+    /// Bits of a value.
+    pub fn bits(&self) -> usize {
+        self.bits
+    }
+
+    /// The cut-offs.
+    pub fn cutoffs(&self) -> &[f32] {
+        &self.cutoffs
+    }
+
+    /// The weights.
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self, dimension: usize) -> usize {
+        (dimension * self.bits).div_ceil(8)
+    }
+}
+
+kernel! {
+    /// Writes the buckets' numbers of a row into its bytes.
+    fn pack(buckets: &Buckets, row: &[f32], numbers: &mut [u8], packed: &mut [u8]) {
+        numbers.fill(0);
+        for cutoff in &buckets.cutoffs {
+            for (number, v) in numbers.iter_mut().zip(row) {
+                *number += u8::from(v > cutoff);
+            }
+        }
+        for (byte, values) in packed.iter_mut().zip(numbers.chunks(8 / buckets.bits)) {
+            *byte = values.iter().enumerate().fold(0, |byte, (i, v)| byte | v << (i * buckets.bits));
+        }
+    }
+}
+
+/// Puts rows together: `P` values a byte.
+#[inline(always)]
+fn put_together<const P: usize, const F: bool>(bytes: &[f32], rows: PackedRows<'_>, out: &mut [f32]) {
+    let dimension = rows.dimension;
+    let (table, _) = bytes.as_chunks::<P>();
+    let width = dimension.div_ceil(P);
+    let last = (rows.centroids.len() / dimension).saturating_sub(1);
+    for ((code, packed), out) in
+        rows.codes.iter().zip(rows.residuals.chunks_exact(width)).zip(out.chunks_exact_mut(dimension))
+    {
+        let (whole, rest) = out.as_chunks_mut::<P>();
+        for (out, byte) in whole.iter_mut().zip(packed) {
+            *out = table[usize::from(*byte)];
+        }
+        for (out, value) in rest.iter_mut().zip(&table[usize::from(packed[width - 1])]) {
+            *out = *value;
+        }
+        let centroid = usize::from(u16::from_le_bytes(*code)).min(last) * dimension;
+        out.iter_mut().zip(&rows.centroids[centroid..][..dimension]).for_each(|(o, c)| *o += c);
+        if rows.unit {
+            let square = math::sum(dimension, |i, s| fma::<F>(out[i], out[i], s));
+            // Zeros stay what they are.
+            let factor = if square > 0.0 { 1.0 / square.sqrt() } else { 1.0 };
+            out.iter_mut().for_each(|o| *o *= factor);
+        }
+    }
+}
+
+kernel! {
+    fn unpack(buckets: &Buckets, rows: PackedRows<'_>, out: &mut [f32]) {
+        match buckets.bits {
+            1 => put_together::<8, F>(&buckets.bytes, rows, out),
+            2 => put_together::<4, F>(&buckets.bytes, rows, out),
+            4 => put_together::<2, F>(&buckets.bytes, rows, out),
+            _ => put_together::<1, F>(&buckets.bytes, rows, out),
+        }
+    }
+}
+
+impl Cpu {
+    /// Writes the buckets of a residual's numbers into `packed` ([`Buckets::row_bytes`]).
+    pub fn pack_residual(
+        &self,
+        buckets: &Buckets,
+        residual: &[f32],
+        numbers: &mut Vec<u8>,
+        packed: &mut [u8],
+    ) {
+        assert_eq!(packed.len(), buckets.row_bytes(residual.len()));
+        numbers.resize(residual.len(), 0);
+        pack(self.isa(), buckets, residual, numbers, packed);
+    }
+
+    /// Puts rows together again, on the calling thread: centroid and weights of the buckets, scaled to length 1 where that is wanted. `out` has
+    /// room for all of them.
+    pub fn unpack_rows(&self, buckets: &Buckets, rows: PackedRows<'_>, out: &mut [f32]) {
+        let (count, dimension) = (rows.codes.len(), rows.dimension);
+        assert!(
+            dimension > 0 && !rows.centroids.is_empty() && rows.centroids.len().is_multiple_of(dimension)
+        );
+        assert_eq!(rows.residuals.len(), count * buckets.row_bytes(dimension));
+        assert_eq!(out.len(), count * dimension);
+        unpack(self.isa(), buckets, rows, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Isa;
+    use crate::random::{key, normal};
+
+    #[test]
+    fn rows_come_back_as_their_buckets_say() {
+        for (bits, dimension) in [(1, 16), (2, 128), (4, 7), (4, 128), (8, 5), (1, 3)] {
+            let buckets_count = 1usize << bits;
+            let cutoffs: Vec<f32> =
+                (1..buckets_count).map(|i| i as f32 / buckets_count as f32 - 0.5).collect();
+            let weights: Vec<f32> =
+                (0..buckets_count).map(|i| (i as f32 + 0.5) / buckets_count as f32 - 0.5).collect();
+            let buckets = Buckets::new(bits, cutoffs.clone(), weights.clone()).unwrap();
+            let draw = |seed: u64, n: usize| -> Vec<f32> {
+                (0..n as u64).map(|i| normal(key(&[seed]), i) as f32 * 0.3).collect()
+            };
+            let (centroids, residuals) = (draw(1, 3 * dimension), draw(2, 4 * dimension));
+            let codes = [[2, 0], [0, 0], [1, 0], [255, 255]];
+            let mut fused = None;
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                let cpu = Cpu::with_isa(1, isa).unwrap();
+                let width = buckets.row_bytes(dimension);
+                let (mut packed, mut numbers) = (vec![0u8; 4 * width], Vec::new());
+                for (row, packed) in residuals.chunks(dimension).zip(packed.chunks_mut(width)) {
+                    cpu.pack_residual(&buckets, row, &mut numbers, packed);
+                }
+                let mut rows = PackedRows {
+                    codes: &codes,
+                    residuals: &packed,
+                    centroids: &centroids,
+                    dimension,
+                    unit: false,
+                };
+                let mut out = vec![0.0; 4 * dimension];
+                cpu.unpack_rows(&buckets, rows, &mut out);
+                for (i, (out, residual)) in out.iter().zip(&residuals).enumerate() {
+                    let centroid = centroids[[2, 0, 1, 2][i / dimension] * dimension + i % dimension];
+                    let bucket = cutoffs.iter().filter(|c| residual > c).count();
+                    assert_eq!(*out, weights[bucket] + centroid, "{bits} {i}");
+                }
+                rows.unit = true;
+                cpu.unpack_rows(&buckets, rows, &mut out);
+                for row in out.chunks(dimension) {
+                    let norm: f32 = row.iter().map(|v| v * v).sum::<f32>().sqrt();
+                    assert!((norm - 1.0).abs() < 1e-5, "{norm}");
+                }
+                if isa.fuses() {
+                    assert_eq!(*fused.get_or_insert_with(|| out.clone()), out, "{isa:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn buckets_that_cannot_be_are_refused() {
+        assert!(Buckets::new(3, vec![0.0; 7], vec![0.0; 8]).is_none());
+        assert!(Buckets::new(1, vec![0.0], vec![0.0; 3]).is_none());
+        assert!(Buckets::new(2, vec![1.0, 0.0, 2.0], vec![0.0; 4]).is_none());
+        assert!(Buckets::new(1, vec![f32::NAN], vec![0.0; 2]).is_none());
+        assert!(Buckets::new(64, vec![], vec![]).is_none());
+    }
+}
