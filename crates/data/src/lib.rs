@@ -12,6 +12,7 @@ pub mod baselines;
 mod byt5;
 mod charsmap;
 pub mod check;
+pub mod classification;
 #[cfg(feature = "parquet")]
 mod columns;
 pub mod convert;
