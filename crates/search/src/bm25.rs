@@ -26,7 +26,7 @@ use crate::top::Hit;
 mod analysis;
 mod build;
 mod codec;
-mod mapped;
+pub(crate) mod mapped;
 mod query;
 mod segment;
 mod stem;

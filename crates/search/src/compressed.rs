@@ -20,10 +20,10 @@ use crate::flat::{Metric, norm};
 use crate::manifest::Manifest;
 use crate::top::{Hit, Top};
 
-mod build;
-mod clusters;
+pub(crate) mod build;
+pub(crate) mod clusters;
 mod codec;
-mod lists;
+pub(crate) mod lists;
 mod originals;
 mod recall;
 

@@ -282,7 +282,7 @@ fn check_rows(total: u64) -> Result<(), SearchError> {
 }
 
 /// `count` different rows of `0..rows`, ascending, spread evenly, each drawn within its share.
-pub(super) fn spread(seed: u64, tag: u64, rows: usize, count: usize) -> Vec<usize> {
+pub(crate) fn spread(seed: u64, tag: u64, rows: usize, count: usize) -> Vec<usize> {
     let cut = |i: usize| (rows as u128 * i as u128 / count as u128) as usize;
     let one = |i: usize| cut(i) + draw::index(&[tag, seed, i as u64], cut(i + 1) - cut(i)).unwrap_or(0);
     (0..count).map(one).collect()
@@ -319,7 +319,7 @@ fn scale(metric: Metric, dimension: usize, rows: &mut [f32]) {
 }
 
 /// Takes its centroid from every row.
-fn subtract(rows: &mut [f32], nearest: &[(u32, f32)], centroids: &[f32]) {
+pub(crate) fn subtract(rows: &mut [f32], nearest: &[(u32, f32)], centroids: &[f32]) {
     let Some(dimension) = (rows.len()).checked_div(nearest.len()) else { return };
     for (row, (list, _)) in rows.chunks_exact_mut(dimension).zip(nearest) {
         let centroid = &centroids[*list as usize * dimension..][..dimension];

@@ -9,12 +9,10 @@ use tercio_engine::{Cpu, Device, Tensor};
 
 use crate::error::SearchError;
 
-/// Rows that are compared with all centroids at once.
-const BLOCK: usize = 2048;
-
 /// Centroids of lists, on the device.
-pub(super) struct Centroids {
+pub(crate) struct Centroids {
     pub values: Tensor<Cpu>,
+    plain: Vec<f32>,
     /// Half the square of every centroid's norm.
     halves: Vec<f32>,
 }
@@ -22,30 +20,17 @@ pub(super) struct Centroids {
 impl Centroids {
     pub fn new(cpu: &Cpu, values: &[f32], dimension: usize) -> Centroids {
         let halves = values.chunks_exact(dimension).map(|c| square(c) / 2.0).collect();
-        Centroids { values: Tensor::from_values(cpu, values.len() / dimension, dimension, values), halves }
+        let tensor = Tensor::from_values(cpu, values.len() / dimension, dimension, values);
+        Centroids { values: tensor, plain: values.to_vec(), halves }
     }
 
-    /// The nearest centroid of every row, of equally near ones the first, and the square of the distance.
+    /// The nearest centroid of every row, of equally near ones the first, and the square of the distance. Products have the
+    /// precision of `cpu`.
     pub fn nearest(&self, cpu: &Cpu, rows: &[f32]) -> Vec<(u32, f32)> {
-        let (dimension, lists) = (self.values.columns, self.values.rows);
-        let mut nearest = Vec::with_capacity(rows.len() / dimension);
-        for block in rows.chunks(BLOCK * dimension) {
-            let scores = self.products(cpu, block);
-            let of = |(scores, row): (&[f32], &[f32])| {
-                let mut best = (0u32, f32::NEG_INFINITY);
-                for (list, (score, half)) in scores.iter().zip(&self.halves).enumerate() {
-                    if score - half > best.1 {
-                        best = (list as u32, score - half);
-                    }
-                }
-                (best.0, (square(row) - 2.0 * best.1).max(0.0))
-            };
-            let found: Vec<(u32, f32)> = cpu.run(|| {
-                scores.par_chunks(lists).zip(block.par_chunks(dimension)).with_min_len(64).map(of).collect()
-            });
-            nearest.extend(found);
-        }
-        nearest
+        let dimension = self.values.columns;
+        let nearest = cpu.nearest(rows, &self.plain, &self.halves, dimension);
+        let of = |(row, best): (&[f32], (u32, f32))| (best.0, (square(row) - 2.0 * best.1).max(0.0));
+        cpu.run(|| rows.par_chunks(dimension).zip(nearest).with_min_len(64).map(of).collect())
     }
 
     /// Inner products of rows with all centroids, a row of them after the other.
@@ -64,7 +49,7 @@ fn square(x: &[f32]) -> f32 {
 
 /// What a run of k-means draws and how long it goes on.
 #[derive(Clone, Copy)]
-pub(super) struct Rounds<'a> {
+pub(crate) struct Rounds<'a> {
     pub seed: u64,
     pub rounds: usize,
     pub stop: &'a dyn Fn() -> bool,
@@ -75,7 +60,7 @@ const FIRST: u64 = 0x6c69_7374;
 
 /// `lists` centroids of the rows (at least one row, at least as many as lists). First come rows that are drawn; a list that loses all its
 /// rows begins anew at the row of the largest list that is farthest from its centroid.
-pub(super) fn of_lists(
+pub(crate) fn of_lists(
     cpu: &Cpu,
     rows: &[f32],
     dimension: usize,

@@ -212,7 +212,7 @@ fn read(path: &Path) -> Result<Vec<u8>, SearchError> {
 }
 
 /// Writes numbers as little-endian f32.
-pub(super) fn write_numbers(
+pub(crate) fn write_numbers(
     folder: &IndexFolder,
     part: &str,
     values: &[f32],
@@ -229,7 +229,7 @@ pub(super) fn write_numbers(
 ///
 /// # Errors
 /// More or fewer, or some that are none.
-pub(super) fn read_numbers(path: &Path, count: usize) -> Result<Vec<f32>, SearchError> {
+pub(crate) fn read_numbers(path: &Path, count: usize) -> Result<Vec<f32>, SearchError> {
     let bytes = read(path)?;
     let values: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     if values.len() != count || bytes.len() != count * 4 || values.iter().any(|v| !v.is_finite()) {

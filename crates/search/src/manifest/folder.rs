@@ -15,7 +15,9 @@ use crate::error::SearchError;
 /// Locked by whoever writes into the folder.
 const LOCK: &str = ".lock";
 /// What files of an index hold, as their names say: of a compressed one whole, of BM25 behind a segment's name.
-const PARTS: [&str; 5] = ["centroids", "codebooks", "counts", "rows", "codes"];
+const PARTS: [&str; 11] = [
+    "centroids", "codebooks", "counts", "rows", "codes", "buckets", "lengths", "residuals", "members", "ids", "deleted",
+];
 const SEGMENT_PARTS: [&str; 3] = [".postings", ".terms", ".lengths"];
 
 /// Whether a file has a name that [`IndexFolder::create`] gives: `v`, a version, and what the file holds. While it is written, a dot

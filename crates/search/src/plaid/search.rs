@@ -1,0 +1,223 @@
+//! Asking an index: lists, estimates, scores.
+
+use rayon::prelude::*;
+use tercio_engine::Cpu;
+use tercio_engine::cpu::late::{LANES, PackedRows, QueryTokens};
+
+use super::{PlaidIndex, Rows};
+use crate::error::SearchError;
+use crate::flat::cpu_run;
+use crate::max_sim::{asked, finite};
+use crate::top::{Hit, Top};
+
+/// Lists that every token of a query looks into unless a search says otherwise.
+const PROBES: usize = 8;
+/// Documents that are scored unless a search says otherwise: this many, and no fewer than this many times those that are asked for.
+const CANDIDATES: usize = 512;
+/// See [`CANDIDATES`].
+const TIMES: usize = 4;
+/// Documents that one thread estimates, or scores, before another may take some.
+const TOGETHER: usize = 512;
+
+/// How a search is done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlaidSearch<'a> {
+    /// Documents of a query.
+    pub depth: usize,
+    /// Lists to look into for every token; 0: 8.
+    pub probes: usize,
+    /// Documents to score, at least `depth`; 0: 512, or four times `depth` where that is more.
+    pub candidates: usize,
+    /// Only documents of these rows; an empty set finds nothing.
+    pub only: Option<&'a Rows>,
+}
+
+impl PlaidIndex {
+    /// The best documents for every query (the vectors of its tokens, one after the other), best first: `depth` of them, or all that have
+    /// vectors where the index, or `only`, has fewer. `stop` is asked before every query.
+    ///
+    /// # Errors
+    /// Queries of another dimension, without vectors, or whose numbers are none; scores beyond f32; [`SearchError::Stopped`].
+    pub fn search(
+        &self,
+        cpu: &Cpu,
+        queries: &[&[f32]],
+        how: PlaidSearch<'_>,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Vec<Hit>>, SearchError> {
+        let asked = asked(queries, self.settings.dimension)?;
+        let of = |(query, rows): (&QueryTokens, &&[f32])| match stop() {
+            true => Err(SearchError::Stopped),
+            false => self.search_one(cpu, query, rows, how),
+        };
+        let found: Vec<Result<Vec<Hit>, SearchError>> =
+            cpu_run(cpu, || asked.par_iter().zip(queries).with_max_len(1).map(of).collect());
+        found.into_iter().collect()
+    }
+
+    fn search_one(
+        &self,
+        cpu: &Cpu,
+        query: &QueryTokens,
+        rows: &[f32],
+        how: PlaidSearch<'_>,
+    ) -> Result<Vec<Hit>, SearchError> {
+        let allowed = |row: u32| !self.deleted.has(row) && how.only.is_none_or(|only| only.has(row));
+        let candidates = match how.candidates {
+            0 => CANDIDATES.max(how.depth.saturating_mul(TIMES)),
+            given => given.max(how.depth),
+        };
+        let most = how.only.map_or(usize::MAX, Rows::len).min(self.len() as usize);
+        if how.depth == 0 || most == 0 {
+            return Ok(Vec::new());
+        }
+        // Few documents of a filter: all of them are scored, and no list is needed.
+        let mut chosen = Vec::new();
+        if most <= candidates {
+            chosen = self.all(allowed);
+        } else {
+            let scores = self.of_centroids(cpu, query, rows);
+            let probes = if how.probes == 0 { PROBES } else { how.probes };
+            let mut found = self.probed(cpu, query, &scores, probes, &allowed);
+            if found.len() < how.depth.min(most) {
+                // The lists hold too few.
+                found = self.all(allowed);
+            }
+            if found.len() > candidates {
+                found = self.estimated(cpu, query, &scores, &found, candidates);
+            }
+            chosen.extend(found);
+        }
+        let score = |out: &mut Vec<f32>, row: &u32| -> Result<Hit, SearchError> {
+            self.unpack(cpu, *row, out);
+            Ok(Hit { row: u64::from(*row), score: finite(cpu.max_sim(query, out), u64::from(*row))? })
+        };
+        let hits: Vec<Result<Hit, SearchError>> =
+            chosen.par_iter().with_min_len(TOGETHER / 16).map_init(Vec::new, score).collect();
+        let mut top = Top::new(how.depth);
+        for hit in hits {
+            let hit = hit?;
+            top.offer(hit.row, hit.score);
+        }
+        Ok(top.into_sorted())
+    }
+
+    /// All rows that are allowed and have vectors, ascending.
+    fn all(&self, allowed: impl Fn(u32) -> bool) -> Vec<u32> {
+        let with_vectors = |piece: &super::Piece| {
+            let starts = piece.starts.windows(2).zip(piece.first..);
+            starts.filter(|(pair, _)| pair[0] < pair[1]).map(|(_, row)| row).collect::<Vec<u32>>()
+        };
+        self.pieces.iter().flat_map(with_vectors).filter(|row| allowed(*row)).collect()
+    }
+
+    /// Inner products of every centroid with every lane of the query: a centroid's beside each other. Lanes without a token have zeros.
+    fn of_centroids(&self, cpu: &Cpu, query: &QueryTokens, rows: &[f32]) -> Vec<f32> {
+        let dimension = self.settings.dimension;
+        let mut padded = rows.to_vec();
+        padded.resize(query.lanes() * dimension, 0.0);
+        cpu.products(&self.centroids, &padded, dimension)
+    }
+
+    /// The rows in the lists of the centroids that are best for a token, ascending.
+    fn probed(
+        &self,
+        cpu: &Cpu,
+        query: &QueryTokens,
+        scores: &[f32],
+        probes: usize,
+        allowed: &impl Fn(u32) -> bool,
+    ) -> Vec<u32> {
+        let best = cpu.best_of_lanes(scores, query.lanes(), query.tokens(), probes);
+        let centroids = Rows::of(best.into_iter().flatten());
+        let mut found = Rows::default();
+        for piece in self.pieces.iter().filter(|piece| piece.documents() > 0) {
+            for centroid in centroids.iter() {
+                piece.list(centroid).for_each(|document| found.insert(piece.first + document));
+            }
+        }
+        found.iter().filter(|row| allowed(*row)).collect()
+    }
+
+    /// The `count` rows with the best estimates, ascending.
+    fn estimated(
+        &self,
+        cpu: &Cpu,
+        query: &QueryTokens,
+        scores: &[f32],
+        rows: &[u32],
+        count: usize,
+    ) -> Vec<u32> {
+        let (lanes, tokens) = (query.lanes(), query.tokens());
+        let table = table(scores, lanes, tokens);
+        let of = |rows: &[u32]| -> Vec<u32> {
+            let estimate = |row: &u32| {
+                let (piece, document) = self.place(*row);
+                cpu.max_sim_of_codes(&table, lanes / LANES, piece.codes(document))
+            };
+            rows.iter().map(estimate).collect()
+        };
+        let estimates: Vec<Vec<u32>> = rows.par_chunks(TOGETHER).map(of).collect();
+        let mut order: Vec<(u32, u32)> = estimates.into_iter().flatten().zip(rows.iter().copied()).collect();
+        let better = |a: &(u32, u32), b: &(u32, u32)| b.0.cmp(&a.0).then(a.1.cmp(&b.1));
+        if count < order.len() && count > 0 {
+            order.select_nth_unstable_by(count - 1, better);
+        }
+        let mut chosen: Vec<u32> = order.into_iter().take(count).map(|(_, row)| row).collect();
+        chosen.sort_unstable();
+        chosen
+    }
+
+    /// Puts the vectors of a row together.
+    pub(super) fn unpack(&self, cpu: &Cpu, row: u32, out: &mut Vec<f32>) {
+        let (piece, document) = self.place(row);
+        let dimension = self.settings.dimension;
+        let codes = piece.codes(document);
+        out.resize(codes.len() * dimension, 0.0);
+        let rows = PackedRows {
+            codes,
+            residuals: piece.residuals(document, self.buckets.row_bytes(dimension)),
+            centroids: &self.centroids,
+            dimension,
+            unit: self.settings.unit,
+        };
+        cpu.unpack_rows(&self.buckets, rows, out);
+    }
+}
+
+/// Scores of centroids as bytes, from the least of all to the greatest; 0 in lanes without a token. An estimate from them errs far less than one from
+/// centroids does anyway.
+fn table(scores: &[f32], lanes: usize, tokens: usize) -> Vec<[u8; LANES]> {
+    let real = || scores.chunks_exact(lanes).flat_map(|row| &row[..tokens]);
+    let least = real().fold(f32::INFINITY, |least, v| if *v < least { *v } else { least });
+    let most = real().fold(f32::NEG_INFINITY, |most, v| if *v > most { *v } else { most });
+    let span = most - least;
+    let factor = if span > 0.0 && span.is_finite() { 255.0 / span } else { 0.0 };
+    let mut table = vec![[0u8; LANES]; scores.len() / LANES];
+    for (n, (bytes, row)) in table.iter_mut().zip(scores.chunks_exact(LANES)).enumerate() {
+        let lane = n % (lanes / LANES) * LANES;
+        for (byte, v) in bytes.iter_mut().zip(&row[..LANES.min(tokens - lane)]) {
+            *byte = ((v - least) * factor + 0.5) as u8;
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_table_are_in_order_and_padding_counts_nothing() {
+        // Two centroids, 40 tokens in 64 lanes.
+        let scores: Vec<f32> = (0..128).map(|i| if i % 64 < 40 { i as f32 - 64.0 } else { 1e9 }).collect();
+        let table = table(&scores, 64, 40);
+        assert_eq!(table.len(), 4);
+        assert_eq!((table[0][0], table[3][7]), (0, 255));
+        assert!(table[1][8..].iter().chain(&table[3][8..]).all(|b| *b == 0));
+        let first: Vec<u8> = table[0].iter().chain(&table[1][..8]).copied().collect();
+        assert!(first.windows(2).all(|pair| pair[0] < pair[1]));
+        // All equal: no order, no division by zero.
+        assert!(super::table(&[3.0; 32], 32, 5)[0].iter().all(|b| *b == 0));
+    }
+}
