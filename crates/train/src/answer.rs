@@ -63,6 +63,17 @@ fn next_question(
     line: &mut u64,
     row: usize,
 ) -> Result<Option<Question>, TrainError> {
+    let Some((bytes, place)) = next_line(source, name, line, row)? else { return Ok(None) };
+    Ok(Some(Question::from_json(&bytes, &place)?))
+}
+
+/// The next line that is not empty, without a byte order mark, and its place; `line` counts all.
+pub(crate) fn next_line(
+    source: &mut impl BufRead,
+    name: &Path,
+    line: &mut u64,
+    row: usize,
+) -> Result<Option<(Vec<u8>, Place)>, TrainError> {
     loop {
         *line += 1;
         let place = Place::new(name, row, *line);
@@ -79,12 +90,12 @@ fn next_question(
             return Err(place.error(expected, "more", "look for a missing line end").into());
         }
         // A byte order mark is no content.
-        let mark: &[u8] = if *line == 1 { b"\xEF\xBB\xBF" } else { b"" };
-        let text = bytes.strip_prefix(mark).unwrap_or(&bytes);
-        if text.iter().all(u8::is_ascii_whitespace) {
-            continue;
+        if *line == 1 && bytes.starts_with(b"\xEF\xBB\xBF") {
+            bytes.drain(..3);
         }
-        return Ok(Some(Question::from_json(text, &place)?));
+        if !bytes.iter().all(u8::is_ascii_whitespace) {
+            return Ok(Some((bytes, place)));
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use tercio_comm::World;
 use tercio_data::Tokenizer;
-use tercio_data::vectors::{VectorSettings, VectorsFolder};
+use tercio_data::vectors::VectorSettings;
 use tercio_engine::{Device, Span, Tape};
 use tercio_models::embedding_model::EmbeddingModel;
 
@@ -21,11 +21,13 @@ use crate::ranks::setup::from_rank_0;
 mod fingerprint;
 mod import;
 mod model;
+mod store;
 mod texts;
 
 pub use fingerprint::model_fingerprint;
 pub use import::import_pickles;
 pub use model::{Embedder, stored_template};
+pub use store::{ShardSink, VectorStore};
 pub use texts::{TextSource, Texts};
 
 /// Texts of a window where nobody says otherwise.
@@ -53,10 +55,12 @@ pub struct TextEncoder<'a, D: Device> {
 }
 
 /// Vectors of some texts.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rows {
-    /// One row of numbers a text, in the order of the texts.
+    /// Rows of numbers, in the order of the texts.
     pub values: Vec<f32>,
+    /// How many rows each text has; empty: one each.
+    pub lengths: Vec<u32>,
     /// Tokens that were computed.
     pub tokens: u64,
 }
@@ -85,7 +89,7 @@ impl<D: Device> TextEncoder<'_, D> {
             )));
         }
         let dimension = self.model.dimension();
-        let mut rows = Rows { values: vec![0.0; texts.len() * dimension], tokens: 0 };
+        let mut rows = Rows { values: vec![0.0; texts.len() * dimension], ..Rows::default() };
         for batch in batches(&ids, self.batch_tokens, self.batch_texts) {
             if stop() {
                 return Ok(None);
@@ -108,21 +112,57 @@ impl<D: Device> TextEncoder<'_, D> {
     }
 }
 
+/// What gives texts their vectors: one each, or one for every token.
+pub trait EncodeTexts {
+    /// Vectors of `texts`; `None` as soon as `stop` says so.
+    ///
+    /// # Errors
+    /// A text that cannot be encoded.
+    fn encode(&self, texts: &[String], stop: &dyn Fn() -> bool) -> Result<Option<Rows>, TrainError>;
+    /// Numbers of a vector.
+    fn dimension(&self) -> usize;
+    /// Texts that are encoded together, by one rank; at least 1.
+    fn window(&self) -> usize;
+    /// The arithmetic of the device.
+    fn arithmetic(&self) -> String;
+    /// Gives back memory that the device keeps for reuse.
+    fn trim(&self);
+}
+
+impl<D: Device> EncodeTexts for TextEncoder<'_, D> {
+    fn encode(&self, texts: &[String], stop: &dyn Fn() -> bool) -> Result<Option<Rows>, TrainError> {
+        self.rows(texts, stop)
+    }
+    fn dimension(&self) -> usize {
+        self.model.dimension()
+    }
+    fn window(&self) -> usize {
+        self.window.max(1)
+    }
+    fn arithmetic(&self) -> String {
+        self.device.arithmetic()
+    }
+    fn trim(&self) {
+        self.device.trim();
+    }
+}
+
 /// Texts by length, longest first, cut into batches: a function of the lengths alone.
-fn batches(ids: &[Vec<u32>], most_tokens: usize, most_texts: usize) -> Vec<Vec<usize>> {
+pub(crate) fn batches<T: AsRef<[u32]>>(ids: &[T], most_tokens: usize, most_texts: usize) -> Vec<Vec<usize>> {
+    let len = |i: usize| ids[i].as_ref().len();
     let mut order: Vec<usize> = (0..ids.len()).collect();
-    order.sort_by_key(|&i| std::cmp::Reverse(ids[i].len())); // stable: equal lengths stay in order
+    order.sort_by_key(|&i| std::cmp::Reverse(len(i))); // stable: equal lengths stay in order
     let mut batches: Vec<Vec<usize>> = Vec::new();
     let mut tokens = 0;
     for i in order {
         match batches.last_mut() {
-            Some(batch) if tokens + ids[i].len() <= most_tokens && batch.len() < most_texts => batch.push(i),
+            Some(batch) if tokens + len(i) <= most_tokens && batch.len() < most_texts => batch.push(i),
             _ => {
                 batches.push(vec![i]);
                 tokens = 0;
             }
         }
-        tokens += ids[i].len();
+        tokens += len(i);
     }
     batches
 }
@@ -177,35 +217,33 @@ pub struct EmbedReport {
 ///
 /// # Errors
 /// A text that cannot be read or embedded; a vector that is no number, by its id; files that cannot be written; a rank was lost.
-pub fn embed_among<D: Device>(
+pub fn embed_among(
     world: &World,
-    encoder: &TextEncoder<'_, D>,
+    encoder: &dyn EncodeTexts,
     source: &dyn TextSource,
     settings: &VectorSettings,
-    folder: Option<&VectorsFolder>,
+    folder: Option<&dyn VectorStore>,
     shards: std::ops::Range<u64>,
     stop: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(EmbedProgress),
 ) -> Result<EmbedReport, TrainError> {
     let since = Instant::now();
-    let arithmetic = encoder.device.arithmetic();
+    let arithmetic = encoder.arithmetic();
     let mut pending = Vec::new();
     if let Some(folder) = folder {
         let mut others = None;
         for number in shards.clone() {
-            match folder.finished(number)? {
+            match folder.finished_with(number)? {
                 None => pending.push(number),
-                Some(entry) if entry.arithmetic != arithmetic => others = others.or(Some(entry)),
+                Some(other) if other != arithmetic => others = others.or(Some((number, other))),
                 Some(_) => {}
             }
         }
-        if let Some(entry) = others.filter(|_| !pending.is_empty()) {
+        if let Some((number, other)) = others.filter(|_| !pending.is_empty()) {
             tracing::warn!(
-                "{}: shard {} was computed with {}, those to come will be with {arithmetic}: last digits may differ between \
-                 them; for the same bits everywhere go on on such a machine, or embed into another folder",
+                "{}: shard {number} was computed with {other}, those to come will be with {arithmetic}: last digits may differ \
+                 between them; for the same bits everywhere go on on such a machine, or embed into another folder",
                 folder.dir().display(),
-                entry.number,
-                entry.arithmetic
             );
         }
     }
@@ -216,26 +254,30 @@ pub fn embed_among<D: Device>(
     let mut at = EmbedProgress { done: 0, total, shards: found, shard_finished: false };
     let mut work = Work { world, encoder, source, tokens: vec![0; world.size()] };
     let (mut stopped, mut texts, mut tokens) = (false, 0, work.tokens.clone());
-    let window = encoder.window.max(1);
+    let window = encoder.window();
     // So that whoever measures knows when the work began.
     if world.is_main() {
         progress(at);
     }
     for number in pending {
         let rows = settings.rows_of(number);
-        let mut shard = folder.map(|f| f.shard(number)).transpose()?;
+        let mut shard = folder.map(|f| f.begin(number)).transpose()?;
         let windows: Vec<_> = (rows.start..rows.end)
             .step_by(window)
             .map(|start| start as usize..(start + window as u64).min(rows.end) as usize)
             .collect();
         for round in windows.chunks(world.size()) {
-            let Some((ids, vectors)) = work.round(round, stop)? else {
+            let Some((ids, rows)) = work.round(round, stop)? else {
                 stopped = true;
                 break;
             };
             if let Some(shard) = &mut shard {
-                for (id, row) in ids.iter().zip(vectors.chunks_exact(encoder.model.dimension())) {
-                    shard.push(id, row)?;
+                let (mut rest, dimension) = (rows.values.as_slice(), encoder.dimension());
+                for (i, id) in ids.iter().enumerate() {
+                    let length = rows.lengths.get(i).map_or(1, |&n| n as usize);
+                    let (own, tail) = rest.split_at(length * dimension);
+                    shard.push(id, own)?;
+                    rest = tail;
                 }
             }
             at.done += round.iter().map(|w| w.len() as u64).sum::<u64>();
@@ -256,7 +298,7 @@ pub fn embed_among<D: Device>(
             progress(EmbedProgress { shard_finished: true, ..at });
         }
     }
-    let finished = folder.map(VectorsFolder::complete).transpose()?.unwrap_or(0);
+    let finished = folder.map(|f| f.complete()).transpose()?.unwrap_or(0);
     // Nobody is done before rank 0 has written everything.
     world.barrier()?;
     let seconds = since.elapsed().as_secs_f64();
@@ -278,32 +320,32 @@ pub fn embed_among<D: Device>(
 }
 
 /// The ranks at work.
-struct Work<'a, 'e, D: Device> {
+struct Work<'a> {
     world: &'a World,
-    encoder: &'a TextEncoder<'e, D>,
+    encoder: &'a dyn EncodeTexts,
     source: &'a dyn TextSource,
     /// Tokens of each rank, on rank 0.
     tokens: Vec<u64>,
 }
 
-impl<D: Device> Work<'_, '_, D> {
+impl Work<'_> {
     /// One window for each rank. On rank 0 all ids and rows, in order; empty elsewhere; `None` when a rank was told to stop.
     fn round(
         &mut self,
         windows: &[std::ops::Range<usize>],
         stop: &dyn Fn() -> bool,
-    ) -> Result<Option<(Vec<String>, Vec<f32>)>, TrainError> {
+    ) -> Result<Option<(Vec<String>, Rows)>, TrainError> {
         let world = self.world;
         let rows = match windows.get(world.rank()) {
-            None => Some(Rows { values: Vec::new(), tokens: 0 }),
+            None => Some(Rows::default()),
             Some(window) => {
                 let texts: Vec<String> = window
                     .clone()
                     .into_par_iter()
                     .map(|i| self.source.text(i).map(|(_, text)| text))
                     .collect::<Result<_, _>>()?;
-                let rows = self.encoder.rows(&texts, stop)?;
-                self.encoder.device.trim();
+                let rows = self.encoder.encode(&texts, stop)?;
+                self.encoder.trim();
                 rows
             }
         };
@@ -313,29 +355,30 @@ impl<D: Device> Work<'_, '_, D> {
         let rows = rows.expect("no rank was told to stop");
         if world.size() == 1 {
             self.tokens[0] += rows.tokens;
-            return Ok(Some((self.ids(windows)?, rows.values)));
+            return Ok(Some((self.ids(windows)?, rows)));
         }
         let mut bytes = rows.tokens.to_le_bytes().to_vec();
+        bytes.extend((rows.lengths.len() as u64).to_le_bytes());
+        bytes.extend(rows.lengths.iter().flat_map(|n| n.to_le_bytes()));
         bytes.extend(rows.values.iter().flat_map(|v| v.to_le_bytes()));
         let all = world.gather_bytes(bytes)?;
         if !world.is_main() {
-            return Ok(Some((Vec::new(), Vec::new())));
+            return Ok(Some((Vec::new(), Rows::default())));
         }
-        let mut values = Vec::new();
+        let mut joined = Rows::default();
         for (rank, bytes) in all.iter().enumerate() {
-            let expected = windows.get(rank).map_or(0, |w| w.len() * self.encoder.model.dimension());
-            let (tokens, rest) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
-            if rest.len() != expected * 4 {
-                return Err(TrainError::Unusable(format!(
-                    "rank {rank} sent {} bytes of vectors where {} were due: give all ranks the same texts and model",
-                    rest.len(),
-                    expected * 4
-                )));
-            }
-            self.tokens[rank] += u64::from_le_bytes(*tokens);
-            values.extend(rest.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)));
+            let texts = windows.get(rank).map_or(0, std::ops::Range::len);
+            let own = received(bytes, texts, self.encoder.dimension()).ok_or_else(|| {
+                TrainError::Unusable(format!(
+                    "rank {rank} sent {} bytes that are no vectors of {texts} texts: give all ranks the same texts and model",
+                    bytes.len()
+                ))
+            })?;
+            self.tokens[rank] += own.tokens;
+            joined.lengths.extend(own.lengths);
+            joined.values.extend(own.values);
         }
-        Ok(Some((self.ids(windows)?, values)))
+        Ok(Some((self.ids(windows)?, joined)))
     }
 
     fn ids(&self, windows: &[std::ops::Range<usize>]) -> Result<Vec<String>, TrainError> {
@@ -350,6 +393,22 @@ impl<D: Device> Work<'_, '_, D> {
     }
 }
 
+/// What a rank has sent of `texts` texts; `None` where it is something else.
+fn received(bytes: &[u8], texts: usize, dimension: usize) -> Option<Rows> {
+    let (tokens, rest) = bytes.split_first_chunk::<8>()?;
+    let (count, rest) = rest.split_first_chunk::<8>()?;
+    let count = usize::try_from(u64::from_le_bytes(*count)).ok().filter(|&n| n == 0 || n == texts)?;
+    let (lengths, rest) = rest.split_at_checked(count.checked_mul(4)?)?;
+    let lengths: Vec<u32> = lengths.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+    let rows = if count == 0 { texts } else { lengths.iter().map(|&n| n as usize).sum() };
+    let (values, []) = rest.as_chunks::<4>() else { return None };
+    (values.len() == rows.checked_mul(dimension)?).then(|| Rows {
+        values: values.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        lengths,
+        tokens: u64::from_le_bytes(*tokens),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -360,6 +419,6 @@ mod tests {
         let cut = batches(&ids, 9, 3);
         assert_eq!(cut, [vec![4], vec![1], vec![0, 3, 6], vec![5, 2]]);
         assert_eq!(batches(&ids, 1000, 2), [vec![4, 1], vec![0, 3], vec![6, 5], vec![2]]);
-        assert!(batches(&[], 1, 1).is_empty());
+        assert!(batches::<Vec<u32>>(&[], 1, 1).is_empty());
     }
 }

@@ -25,6 +25,24 @@ pub struct Document {
     pub place: Place,
 }
 
+impl Document {
+    /// A document from a line of text: FastText's form, or bare text.
+    ///
+    /// # Errors
+    /// Bytes that are no UTF-8, a label without a name.
+    pub fn from_line(bytes: &[u8], place: Place) -> Result<Document, DataError> {
+        line(bytes, place)
+    }
+
+    /// A document from an object of JSON.
+    ///
+    /// # Errors
+    /// Bytes that are none; text or labels that are not what [`Columns`] says.
+    pub fn from_json(columns: &Columns, bytes: &[u8], place: Place) -> Result<Document, DataError> {
+        json(columns, bytes, place)
+    }
+}
+
 /// An open file of documents, or a folder of files per label:
 ///
 /// - `.txt`, `.ft`, `.fasttext`: FastText's lines, `__label__NAME` once or more, then the text;

@@ -123,8 +123,11 @@ impl Split {
         Ok(labels)
     }
 
-    /// Documents with a label that `known` lacks.
-    pub(super) fn unknown(&self, known: &Labels, policy: UnknownLabels) -> Result<u64, DataError> {
+    /// How many documents have a label that `known` lacks.
+    ///
+    /// # Errors
+    /// The first such document, where the policy refuses it; as [`Split::each`].
+    pub fn unknown(&self, known: &Labels, policy: UnknownLabels) -> Result<u64, DataError> {
         let mut unknown = 0;
         self.each(&mut |document| {
             let Some(label) = document.labels.iter().find(|label| known.id(label).is_none()) else {
@@ -134,7 +137,7 @@ impl Split {
             match policy {
                 UnknownLabels::Count => Ok(()),
                 UnknownLabels::Refuse => Err(document.place.error(
-                    "a label that the documents to learn from have",
+                    "a label that the classifier learns or knows",
                     format!("{label:?}"),
                     "correct it, or let such documents count as missed with --unknown_labels count",
                 )),
