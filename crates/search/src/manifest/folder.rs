@@ -16,7 +16,17 @@ use crate::error::SearchError;
 const LOCK: &str = ".lock";
 /// What files of an index hold, as their names say: of a compressed one whole, of BM25 behind a segment's name.
 const PARTS: [&str; 11] = [
-    "centroids", "codebooks", "counts", "rows", "codes", "buckets", "lengths", "residuals", "members", "ids", "deleted",
+    "centroids",
+    "codebooks",
+    "counts",
+    "rows",
+    "codes",
+    "buckets",
+    "lengths",
+    "residuals",
+    "members",
+    "ids",
+    "deleted",
 ];
 const SEGMENT_PARTS: [&str; 3] = [".postings", ".terms", ".lengths"];
 
