@@ -2,6 +2,7 @@
 //! optimizer, one warm-up step, the median of the others; texts are encoded before the clock starts. One model, one file.
 
 mod encoder;
+mod plaid;
 mod profile;
 mod reader;
 mod retriever;
@@ -16,6 +17,7 @@ use tercio_data::shuffle::UpdateExamples;
 use tercio_engine::{Arena, Buckets, Device, Draw, Layout, Tensor};
 
 pub use encoder::{EncoderBenchOptions, bench_encoder};
+pub use plaid::{ExactReport, PlaidBenchOptions, PlaidBenchReport, bench_plaid};
 pub use profile::{Profile, ProfileLine, Profiled};
 pub use reader::{BenchMode, BenchOptions, bench_reader, product_flops};
 pub use retriever::{RetrieverBenchOptions, bench_retriever};

@@ -3,6 +3,7 @@
 mod answer;
 mod bench;
 mod bench_encoder;
+mod bench_plaid;
 mod bench_reader;
 mod bench_retriever;
 mod common;
@@ -170,6 +171,8 @@ enum Bench {
     Reader(bench_reader::BenchReader),
     /// The layers of BERT-base of random weights: training steps
     Encoder(bench_encoder::BenchEncoder),
+    /// The index of late interaction: build, search, exact MaxSim
+    Plaid(bench_plaid::BenchPlaid),
     /// A retriever of random weights: steps of distillation
     Retriever(bench_retriever::BenchRetriever),
 }
@@ -212,6 +215,7 @@ pub fn run() -> ExitCode {
         Command::Config(Config::PrintRetriever(c)) => c.run(),
         Command::Bench(Bench::Reader(c)) => c.run(),
         Command::Bench(Bench::Encoder(c)) => c.run(),
+        Command::Bench(Bench::Plaid(c)) => c.run(),
         Command::Bench(Bench::Retriever(c)) => c.run(),
         Command::Completions(c) => c.run(Cli::command()),
     });
