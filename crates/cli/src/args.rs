@@ -1,10 +1,11 @@
 //! From the words of the command line to what clap reads: `--train_data` is `--train-data`, and `--config FILE` puts a
-//! file's settings before the flags, so that flags win.
+//! file's settings before the flags, so that flags win. A classifier's recipe goes before both.
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use tercio_train::options::with_recipe;
 
 /// The words of the command line with underscores of long flags turned into dashes, and the content of `--config` files in front
 /// of the other flags of the command. What follows a `--` is no flag and stays as it is.
@@ -35,7 +36,12 @@ pub fn words(mut raw: impl Iterator<Item = OsString>) -> anyhow::Result<Vec<OsSt
         .position(|w| w.to_string_lossy().starts_with('-'))
         .map_or(words.len(), |i| i + 1);
     words.splice(at..at, settings);
-    Ok(words)
+    // A classifier's recipe stands below everything that is said of single settings.
+    let command = |i: usize| words.get(i).map(|word| word.to_string_lossy());
+    match (command(1).as_deref(), command(2).as_deref()) {
+        (Some("train"), Some("classifier")) | (Some("config"), Some("print-classifier")) => Ok(with_recipe(words)),
+        _ => Ok(words),
+    }
 }
 
 fn dashed(word: OsString) -> OsString {

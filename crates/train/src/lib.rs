@@ -3,6 +3,7 @@
 pub mod accumulate;
 pub mod answer;
 pub mod bench;
+pub mod classify;
 pub mod decoding;
 pub mod embed;
 pub mod error;

@@ -65,6 +65,10 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
+    /// A figure by its name.
+    pub fn figure(&self, name: &str) -> Option<f64> {
+        self.figures.iter().find(|(of, _)| *of == name).map(|(_, value)| *value)
+    }
     /// Of figures that are shares of 1, read in percent.
     pub fn of_shares(score: f64, figures: Vec<(&'static str, f64)>) -> Evaluation {
         let shown: Vec<String> = figures.iter().map(|(name, v)| format!("{name} {:.2}", 100.0 * v)).collect();

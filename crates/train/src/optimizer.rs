@@ -1,11 +1,11 @@
 //! What an optimizer keeps beside the parameters, and its step over the arenas.
 //!
 //! Adam keeps two moments of every element. Adafactor (Shazeer and Stern, 2018) keeps, of a matrix, one value a row and one a
-//! column, and of a vector one an element: next to nothing, but no rank can step a part of a matrix by itself.
+//! column, and of a vector one an element: next to nothing, but no rank can step a part of a matrix by itself. SGD keeps nothing.
 
 use std::ops::Range;
 
-use tercio_engine::{AdafactorStep, AdamStep, Arena, Device, Layout};
+use tercio_engine::{AdafactorStep, AdamStep, Arena, Device, Layout, Tensor};
 
 use crate::error::TrainError;
 use crate::options::{Optim, OptimOptions};
@@ -15,6 +15,8 @@ use crate::step::TrainState;
 
 /// Adafactor's constants: added to squares of gradients, and the least size of a parameter that a rate is scaled by.
 const ADAFACTOR_EPS: (f64, f64) = (1e-30, 1e-3);
+/// Elements that SGD steps at a time: the gradient is not its to change, so it works on a copy.
+const SGD_BLOCK: usize = 1 << 20;
 
 /// Names and shapes of the two arenas of moments, [`TrainState::first`] and [`TrainState::second`], as a checkpoint has them.
 pub fn moments(optim: Optim, parameters: &Layout) -> [Layout; 2] {
@@ -22,6 +24,7 @@ pub fn moments(optim: Optim, parameters: &Layout) -> [Layout; 2] {
     for spec in parameters.specs() {
         let name = &spec.name;
         match (optim, spec.shape.as_slice()) {
+            (Optim::Sgd, _) => {}
             (Optim::Adam | Optim::Adamw, shape) => {
                 first.add(format!("first.{name}"), shape);
                 second.add(format!("second.{name}"), shape);
@@ -77,6 +80,8 @@ pub fn check_names(o: &OptimOptions, parameters: &Layout) -> Result<(), TrainErr
 /// Takes the steps of one run.
 pub struct Optimizer {
     options: OptimOptions,
+    /// What the schedule's rate is multiplied by.
+    pub rate_factor: f64,
     /// Parameters that lie together and are treated alike: where, and their weight decay.
     runs: Vec<(Range<usize>, f64)>,
     /// Of Adafactor: each parameter, its columns if it is a matrix, its statistics and its weight decay.
@@ -103,7 +108,7 @@ impl Optimizer {
                 statistics += len;
             }
         }
-        Optimizer { options: options.clone(), runs, factored }
+        Optimizer { options: options.clone(), rate_factor: 1.0, runs, factored }
     }
     /// Clips by the global `norm` and takes the step of update `state.step + 1` on this rank's parts; returns the learning
     /// rate.
@@ -116,7 +121,7 @@ impl Optimizer {
         norm: f64,
     ) -> f64 {
         let o = &self.options;
-        let lr = learning_rate(o, state.step);
+        let lr = learning_rate(o, state.step) * self.rate_factor;
         let gradient_scale = if o.clip > 0.0 { (o.clip / (norm + 1e-6)).min(1.0) } else { 1.0 };
         let step = state.step + 1;
         let (p, m, v) = (&mut state.parameters, &mut state.first, &mut state.second);
@@ -143,6 +148,10 @@ impl Optimizer {
                 if both.is_empty() {
                     continue;
                 }
+                if o.optim == Optim::Sgd {
+                    descend(device, p, gradients, both, lr * gradient_scale, 1.0 - lr * weight_decay);
+                    continue;
+                }
                 let from = at + both.start - part.start;
                 let moments = from..from + both.len();
                 let (m, v) = (m.range_mut(moments.clone()), v.range_mut(moments));
@@ -152,5 +161,28 @@ impl Optimizer {
             }
         }
         lr
+    }
+}
+
+/// `p = decay p - rate g` on a stretch of the arenas.
+fn descend<D: Device>(
+    device: &D,
+    parameters: &mut Arena<D>,
+    gradients: &Arena<D>,
+    stretch: Range<usize>,
+    rate: f64,
+    decay: f64,
+) {
+    let mut start = stretch.start;
+    while start < stretch.end {
+        let block = start..stretch.end.min(start + SGD_BLOCK);
+        start = block.end;
+        let mut step = Tensor::scratch(device, 1, block.len());
+        device.copy(step.view_mut(), gradients.range(block.clone()));
+        device.scale(step.view_mut(), -rate);
+        if decay != 1.0 {
+            device.scale(parameters.range_mut(block.clone()), decay);
+        }
+        device.add(parameters.range_mut(block), step.view());
     }
 }

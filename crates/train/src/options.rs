@@ -3,6 +3,7 @@
 //!
 //! Names are FiD's where it has the setting; `--train_data` and `--train-data` are the same flag.
 
+mod classifier;
 mod optim;
 mod precision;
 mod reader;
@@ -13,6 +14,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+pub use classifier::{
+    Anneal, ClassWeights, ClassifierHead, ClassifierModelOptions, ClassifierOptions, ClassifierPooling, MissingSplits, Recipe,
+    Reduction, UnknownLabelsOption, UseModel, classifier_options, with_recipe,
+};
 pub use optim::{Optim, OptimOptions, Scheduler};
 pub use precision::{Precision, PrecisionOptions};
 pub use reader::{MOST_ANSWER_TOKENS, MOST_TEXT_TOKENS, ReaderModelOptions, ReaderOptions, check_lengths};
@@ -22,6 +27,7 @@ pub use retriever::{
 };
 
 use crate::ranks::options::{self as rank_options, RankOptions, Shard};
+use crate::trainer::LoopOptions;
 
 /// What becomes of the examples that do not fill a batch at the end of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -99,15 +105,15 @@ pub struct DataOptions {
     #[arg(long, env = "TERCIO_MAXLOAD", default_value_t = -1, allow_negative_numbers = true)]
     pub maxload: i64,
     /// Questions of an update; 0: --per_gpu_batch_size times --accumulation_steps
-    #[arg(long, env = "TERCIO_GLOBAL_BATCH_SIZE", default_value_t = 0)]
+    #[arg(long, alias = "mini-batch-size", env = "TERCIO_GLOBAL_BATCH_SIZE", default_value_t = 0)]
     pub global_batch_size: usize,
     /// Questions of a shard, the unit of work and memory; 0: --per_gpu_batch_size
-    #[arg(long, env = "TERCIO_MICRO_BATCH_SIZE", default_value_t = 0)]
+    #[arg(long, alias = "mini-batch-chunk-size", env = "TERCIO_MICRO_BATCH_SIZE", default_value_t = 0)]
     pub micro_batch_size: usize,
     /// Groups of shards whose gradients are summed along one fixed tree, a power of two; 0: up to 8
     #[arg(long, env = "TERCIO_BIT_GROUPS", default_value_t = 0)]
     pub bit_groups: usize,
-    /// FiD's name for the questions of a shard
+    /// FiD's name for the questions of a shard; 0: all of --global_batch_size
     #[arg(long, env = "TERCIO_PER_GPU_BATCH_SIZE", default_value_t = 1)]
     #[serde(skip)]
     pub per_gpu_batch_size: usize,
@@ -148,6 +154,27 @@ pub trait TaskOptions: Args + Clone + Serialize + Send + Sync {
     /// Own settings that may differ when a run goes on.
     const MAY_CHANGE: &'static [&'static str];
 
+    /// Whether 0 of --total_steps, --eval_freq and --save_freq is settled by whole epochs ([`TaskOptions::settle`]).
+    const COUNTS_EPOCHS: bool = false;
+    /// What --train_data holds.
+    const TRAIN_DATA: &'static str = "the questions to train on (.json or .jsonl, also .gz or .zst)";
+
+    /// Whether there is something to evaluate on.
+    fn evaluates(&self, data: &DataOptions) -> bool {
+        data.eval_data.is_some()
+    }
+
+    /// Settles what depends on the number of training examples, before the first update.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    fn settle(&self, _settings: &mut LoopOptions, _examples: usize) -> Result<(), String> {
+        Ok(())
+    }
+    /// What a person should know of the settings, as sentences.
+    fn notes(&self, _all: &TrainOptions<Self>) -> Vec<String> {
+        Vec::new()
+    }
     /// Own settings that came later than the task's first runs, and what those did before.
     fn added() -> Vec<(&'static str, toml::Value)>;
     /// What is wrong with them, if anything, said before any file is opened.
@@ -216,7 +243,10 @@ pub struct BatchPlan {
 impl DataOptions {
     /// Translates FiD's batch flags and checks that the sizes fit each other.
     pub fn batch_plan(&self) -> Result<BatchPlan, String> {
-        let micro = if self.micro_batch_size > 0 { self.micro_batch_size } else { self.per_gpu_batch_size };
+        let micro = match (self.micro_batch_size, self.per_gpu_batch_size) {
+            (0, 0) => self.global_batch_size,
+            (0, n) | (n, _) => n,
+        };
         let global = match self.global_batch_size {
             0 => micro.checked_mul(self.accumulation_steps).ok_or("the batch size is out of range")?,
             n => n,
@@ -269,14 +299,20 @@ impl<T: TaskOptions> TrainOptions<T> {
         self.run.ranks.link.check()?;
         check_name(&self.run.name)?;
         for (flag, value) in [("eval_freq", self.data.eval_freq), ("save_freq", self.data.save_freq)] {
-            if value == 0 {
+            if value == 0 && !T::COUNTS_EPOCHS {
                 return Err(format!("--{flag} must be at least 1"));
             }
         }
         if self.data.log_freq == 0 || self.data.eval_print_freq == 0 {
             return Err("--log_freq and --eval_print_freq must be at least 1".into());
         }
+        if o.total_steps == 0 && !T::COUNTS_EPOCHS {
+            return Err("--total_steps must be at least 1".into());
+        }
         o.check()?;
+        if o.optim == Optim::Sgd && self.run.ranks.shard == Shard::Optimizer {
+            return Err("--shard optimizer shares out the moments of adam and adamw, and sgd has none: leave --shard out".into());
+        }
         if o.optim == Optim::Adafactor && self.run.ranks.shard == Shard::Optimizer {
             return Err("--shard optimizer shares out the moments of adam and adamw; Adafactor keeps next to nothing, and steps \
                         whole matrices: leave --shard out"
@@ -286,16 +322,13 @@ impl<T: TaskOptions> TrainOptions<T> {
             return Err("--maxload must be -1 (all) or more".into());
         }
         self.model.check(self)?;
-        if self.data.early_stop > 0 && self.data.eval_data.is_none() {
+        if self.data.early_stop > 0 && !self.model.evaluates(&self.data) {
             return Err(
                 "--early_stop needs --eval_data: without evaluation nothing tells when to stop".into()
             );
         }
         if self.data.train_data.is_none() {
-            return Err(
-                "--train_data is missing: the questions to train on (.json or .jsonl, also .gz or .zst)"
-                    .into(),
-            );
+            return Err(format!("--train_data is missing: {}", T::TRAIN_DATA));
         }
         if self.run.seed > i64::MAX as u64 {
             return Err(format!(
@@ -309,8 +342,10 @@ impl<T: TaskOptions> TrainOptions<T> {
     pub fn notes(&self) -> Vec<String> {
         let o = &self.optim;
         let mut notes = o.notes();
+        notes.extend(self.model.notes(self));
         if let Ok(plan) = self.data.batch_plan()
             && plan.shards > 1
+            && !T::COUNTS_EPOCHS
         {
             notes.push(format!(
                 "{} shards an update: steps, warm-up and frequencies count updates here; FiD counts micro-batches, its \

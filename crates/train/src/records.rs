@@ -11,7 +11,7 @@ use crate::objective::{Evaluation, Objective};
 use crate::ranks::RankDevice;
 use crate::ranks::parts::Parts;
 use crate::ranks::report::{RankReport, Report};
-use crate::run::{FoundCheckpoint, MetricsWriter, Progress, StopReason, TensorboardWriter, memory};
+use crate::run::{FoundCheckpoint, LossTable, MetricsWriter, Progress, StopReason, TensorboardWriter, memory};
 use crate::state::{self, Best, Counters, StoredState};
 use crate::step::{TrainState, UpdateOutcome};
 use crate::trainer::{LoopOptions, RunFolder, RunOutcome};
@@ -23,22 +23,27 @@ pub struct Records<'a> {
     metrics: MetricsWriter,
     tensorboard: TensorboardWriter,
     progress: Progress,
+    /// flair's table, where the task has one.
+    losses: Option<LossTable>,
     figures: Vec<(&'static str, f64)>,
     checkpoint: Option<PathBuf>,
 }
 
 impl<'a> Records<'a> {
-    /// Opens the files in the run's folder at `step`.
+    /// Opens the files in the run's folder at `step`; an epoch has `epoch` updates.
     ///
     /// # Errors
     /// A file that cannot be read or written; so for all that follow.
     pub fn open(
         folder: &'a RunFolder,
         options: &'a LoopOptions,
+        epoch: u64,
         step: u64,
         resumed: bool,
     ) -> Result<Self, TrainError> {
+        let losses = options.loss_table.then(|| LossTable::open(&folder.dir, epoch, step));
         Ok(Records {
+            losses: losses.transpose()?,
             folder,
             options,
             metrics: MetricsWriter::open(&folder.dir, step)?,
@@ -142,6 +147,21 @@ impl<'a> Records<'a> {
         Ok(())
     }
 
+    /// The loss of training since the last evaluation, at the rate `lr`, and the evaluation, where there was one.
+    pub fn epoch(
+        &mut self,
+        step: u64,
+        train_loss: f64,
+        lr: f64,
+        counters: &Counters,
+        evaluation: Option<&Evaluation>,
+    ) -> Result<(), TrainError> {
+        let Some(losses) = &mut self.losses else { return Ok(()) };
+        let bad = self.options.plateau.map(|_| counters.plateau.bad);
+        let dev = evaluation.map(|e| ["loss", "precision", "recall", "f1", "accuracy"].map(|name| e.figure(name)));
+        Ok(losses.row(step, bad, lr, train_loss, dev)?)
+    }
+
     /// An evaluation.
     pub fn evaluation(&mut self, step: u64, e: Evaluation, gained: bool) -> Result<(), TrainError> {
         let fields = e.figures.iter().map(|(name, v)| (name.to_string(), Value::from(*v))).collect();
@@ -217,6 +237,9 @@ impl<'a> Records<'a> {
         best: Option<Best>,
     ) -> Result<RunOutcome, TrainError> {
         let reason = stopped.map_or("done", |r| r.name());
+        if self.losses.is_some() {
+            self.folder.store.link_model(&self.folder.lease, self.options.last_is_model)?;
+        }
         self.metrics.event("end", step, Map::from_iter([("reason".into(), reason.into())]))?;
         self.metrics.sync()?;
         Ok(RunOutcome { step, stopped, best, figures: self.figures, checkpoint: self.checkpoint })

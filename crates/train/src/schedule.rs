@@ -1,5 +1,7 @@
 //! The course of the learning rate over updates.
 
+use serde::{Deserialize, Serialize};
+
 use crate::options::{OptimOptions, Scheduler};
 
 /// Learning rate of update `u`, counted from 0.
@@ -24,6 +26,62 @@ pub fn learning_rate(o: &OptimOptions, u: u64) -> f64 {
         Scheduler::Cosine => 0.5 * (1.0 + libm::cos(std::f64::consts::PI * gone(u))),
     };
     o.lr * factor
+}
+
+/// Settings of annealing on a plateau; flair's defaults are those of its `train`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PlateauOptions {
+    /// What the rate is multiplied by.
+    pub factor: f64,
+    /// Evaluations without gain that are borne.
+    pub patience: u64,
+    /// As many more before the first time.
+    pub extra_patience: u64,
+    /// The run ends when the rate falls below.
+    pub min_lr: f64,
+}
+
+/// Where annealing on a plateau stands. Source: PyTorch's `ReduceLROnPlateau`, and flair's `AnnealOnPlateau`, in which the loss decides
+/// between equal scores.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plateau {
+    /// What the rate has been multiplied by so far.
+    pub rate: f64,
+    /// Evaluations since the last gain or the last fall of the rate.
+    pub bad: u64,
+    best: Option<f64>,
+    best_loss: Option<f64>,
+    has_fallen: bool,
+}
+
+impl Default for Plateau {
+    /// At the start of a run.
+    fn default() -> Plateau {
+        Plateau { rate: 1.0, bad: 0, best: None, best_loss: None, has_fallen: false }
+    }
+}
+
+impl Plateau {
+    /// Takes an evaluation in: a score, of which more is better, and a loss. Whether the rate fell.
+    pub fn evaluated(&mut self, o: &PlateauOptions, score: f64, loss: Option<f64>) -> bool {
+        let is_better = match self.best {
+            None => true,
+            Some(best) => {
+                let less = loss.zip(self.best_loss).is_some_and(|(loss, best)| loss < best);
+                score > best || (score == best && less)
+            }
+        };
+        if is_better {
+            (self.best, self.best_loss, self.bad) = (Some(score), loss, 0);
+            return false;
+        }
+        self.bad += 1;
+        if self.bad <= o.patience + if self.has_fallen { 0 } else { o.extra_patience } {
+            return false;
+        }
+        (self.rate, self.bad, self.has_fallen) = (self.rate * o.factor, 0, true);
+        true
+    }
 }
 
 #[cfg(test)]
@@ -68,6 +126,20 @@ mod tests {
             &rates("--scheduler cosine --lr 2 --warmup-steps 4 --total-steps 4", &[3, 4, 5]),
             &[1.5, 2.0, 0.0],
         );
+    }
+
+    #[test]
+    fn a_plateau_lets_the_rate_fall() {
+        let o = PlateauOptions { factor: 0.5, patience: 1, extra_patience: 1, min_lr: 0.0 };
+        let mut plateau = Plateau::default();
+        let mut falls = |evaluations: &[(f64, f64)]| -> Vec<bool> {
+            evaluations.iter().map(|&(score, loss)| plateau.evaluated(&o, score, Some(loss))).collect()
+        };
+        // Two without gain are borne once more than later; an equal score with less loss is a gain.
+        assert_eq!(falls(&[(0.5, 1.0), (0.4, 0.1), (0.5, 1.0), (0.5, 1.1)]), [false, false, false, true]);
+        assert_eq!(falls(&[(0.5, 0.9), (0.5, 0.9), (0.5, 2.0)]), [false, false, true]);
+        assert_eq!(falls(&[(0.6, 3.0)]), [false]);
+        assert_eq!((plateau.rate, plateau.bad), (0.25, 0));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use tercio_comm::World;
 use tercio_engine::{Cpu, Device};
 
 use crate::error::TrainError;
+use crate::objective::Objective;
 use crate::options::TrainOptions;
 use crate::ranks::setup::open_run_among;
 use crate::ranks::{deal, start};
@@ -46,7 +47,7 @@ fn go<T: Task<Cpu>>(
     progress: bool,
     signals: &Signals,
 ) -> Result<RunOutcome, TrainError> {
-    let settings = LoopOptions::of(options, progress)?;
+    let mut settings = LoopOptions::of(options, progress)?;
     for note in options.notes().into_iter().chain(deal::notes(world.size(), &settings.batch)) {
         tracing::info!("{note}");
     }
@@ -54,6 +55,8 @@ fn go<T: Task<Cpu>>(
     let less = ["--optim adafactor", "--shard optimizer on several ranks", "a smaller model"];
     let (mut run, parts) = guarded("while model and optimizer were set up", &less, open)?;
     let (objective, counters) = (&run.objective, run.counters.take());
+    let settled = options.model.settle(&mut settings, Objective::<Cpu>::examples(objective));
+    settled.map_err(TrainError::Options)?;
     let state = &mut run.state;
     trainer::train_among(world, &parts, device, objective, &settings, folder, state, counters, Some(signals))
 }

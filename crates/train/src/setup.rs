@@ -1,6 +1,7 @@
 //! From settings to a run that is ready: folder, lease, configuration, model (from the newest checkpoint, or where the
 //! settings say) and data. What a task has of its own is a file below `setup`.
 
+pub mod classifier;
 pub mod reader;
 pub mod retriever;
 
@@ -36,13 +37,15 @@ pub trait Task<D: RankDevice>: TaskOptions {
     /// What is trained.
     type Objective: Objective<D> + Send;
 
-    /// The model of a checkpoint's folder, or where the settings say.
+    /// The model of a checkpoint's folder, or where the settings say. What is read of the data for it has its index in the folder
+    /// `cache`.
     ///
     /// # Errors
     /// What is missing or does not fit.
     fn open(
         options: &TrainOptions<Self>,
         checkpoint: Option<&Path>,
+        cache: &Path,
         device: &D,
     ) -> Result<Self::Model, TrainError>;
     /// The objective of model and data, and the model's values.
@@ -226,7 +229,7 @@ pub fn open_run_from<D: RankDevice, T: Task<D>>(
     device: &D,
 ) -> Result<Run<D, T::Objective>, TrainError> {
     options.check().map_err(TrainError::Options)?;
-    let model = model_of(options, found.as_ref(), device)?;
+    let model = model_of(options, found.as_ref(), cache, device)?;
     let path = options.data.train_data.as_ref().expect("checked with the settings");
     let train = T::Data::open(path, cache)?;
     let eval = options.data.eval_data.as_ref().map(|p| T::Data::open(p, cache)).transpose()?;
@@ -238,12 +241,13 @@ pub fn open_run_from<D: RankDevice, T: Task<D>>(
 pub(crate) fn model_of<D: RankDevice, T: Task<D>>(
     options: &TrainOptions<T>,
     found: Option<&FoundCheckpoint>,
+    cache: &Path,
     device: &D,
 ) -> Result<T::Model, TrainError> {
     if let Some(checkpoint) = found {
         checkpoint.verify_full()?;
     }
-    T::open(options, found.map(|checkpoint| checkpoint.path.as_path()), device)
+    T::open(options, found.map(|checkpoint| checkpoint.path.as_path()), cache, device)
 }
 
 /// The objective of model and data, and the values.
@@ -328,7 +332,7 @@ fn go_on<D: Device, O: Objective<D>>(
 pub fn model_folder(name: &str) -> Result<ModelFolder, TrainError> {
     let path = Path::new(name);
     if !path.join("config.json").is_file() {
-        for link in ["best_dev", "latest"] {
+        for link in ["model", "best_dev", "latest"] {
             let checkpoint = path.join("checkpoint").join(link);
             if checkpoint.join("config.json").is_file() {
                 return Ok(ModelFolder::open(&checkpoint.to_string_lossy())?);

@@ -14,6 +14,7 @@ use crate::optimizer::moments;
 use crate::options::Optim;
 use crate::ranks::RankDevice;
 use crate::ranks::parts::Parts;
+use crate::schedule::Plateau;
 use crate::step::TrainState;
 
 /// File of the moments in a checkpoint.
@@ -43,6 +44,15 @@ pub struct Counters {
     /// Whether an evaluation of this step was interrupted: the run that goes on makes up for it.
     #[serde(default)]
     pub evaluation_due: bool,
+    /// Sum of the losses of all inputs since the last evaluation.
+    #[serde(default)]
+    pub input_loss: f64,
+    /// Those inputs.
+    #[serde(default)]
+    pub inputs: u64,
+    /// Where annealing on a plateau stands.
+    #[serde(default)]
+    pub plateau: Plateau,
 }
 
 /// The `state` of a checkpoint's manifest.

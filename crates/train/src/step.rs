@@ -122,6 +122,10 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
             norms: Vec::new(),
         }
     }
+    /// Multiplies the schedule's rate from the next update on.
+    pub fn set_rate_factor(&mut self, factor: f64) {
+        self.optimizer.rate_factor = factor;
+    }
     /// Measures the norms of every layer at each multiple of `updates`; 0: never.
     pub fn set_stats_freq(&mut self, updates: u64) {
         self.stats_freq = updates;

@@ -18,6 +18,7 @@ use crate::ranks::parts::Parts;
 use crate::ranks::report::Report;
 use crate::records::Records;
 use crate::run::{CheckpointStore, Lease, Signals, StopReason};
+use crate::schedule::{PlateauOptions, learning_rate};
 use crate::state::{self, Best, Counters};
 use crate::step::{Stepper, TrainState, Update, Watch};
 
@@ -53,6 +54,14 @@ pub struct LoopOptions {
     pub progress: bool,
     /// Whether a trace of every rank's time is kept in the run's folder.
     pub trace_ranks: bool,
+    /// Whether every epoch has an order of its own; else examples come as the file has them.
+    pub shuffle: bool,
+    /// Lets the rate fall when evaluations get no better.
+    pub plateau: Option<PlateauOptions>,
+    /// Whether the run's folder gets a `loss.tsv`, as flair writes it.
+    pub loss_table: bool,
+    /// The model that stands for the run (its link `model`) is the last one, and not the best.
+    pub last_is_model: bool,
 }
 
 impl LoopOptions {
@@ -77,6 +86,10 @@ impl LoopOptions {
             grace_seconds: DEFAULT_GRACE_SECONDS,
             progress,
             trace_ranks: false,
+            shuffle: true,
+            plateau: None,
+            loss_table: false,
+            last_is_model: false,
         })
     }
     /// From all settings of a training.
@@ -88,7 +101,7 @@ impl LoopOptions {
     /// Which examples belong to which update.
     pub fn batches(&self, examples: usize) -> Result<Batches, TrainError> {
         let drop_last = self.last_batch == LastBatch::Drop;
-        Ok(Batches::new(examples, self.batch.global, drop_last, self.seed, true)?)
+        Ok(Batches::new(examples, self.batch.global, drop_last, self.seed, self.shuffle)?)
     }
 }
 
@@ -169,7 +182,10 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
     let total = options.optim.total_steps;
     let resumed = counters.is_some();
     let records = match folder {
-        Some(folder) if world.is_main() => Some(Records::open(folder, options, state.step, resumed)?),
+        Some(folder) if world.is_main() => {
+            let epoch = batches.updates_per_epoch();
+            Some(Records::open(folder, options, epoch, state.step, resumed)?)
+        }
         _ => None,
     };
     let mut run = Loop {
@@ -204,6 +220,7 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
     let mut report = Report::new(options.trace_ranks);
     while state.step < total && !run.ends_early(state.step) {
         run.grace.begin();
+        stepper.set_rate_factor(run.counters.plateau.rate);
         // An attempt that lives on after a requeue must not go on beside the new one.
         let taken = folder.and_then(|f| f.lease.taken_over());
         let superseded = taken.as_ref().map(|_| StopReason::Superseded);
@@ -235,6 +252,8 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
         report.update(state.step, &outcome, stepper.spans());
         run.counters.loss_sum += outcome.loss;
         run.counters.loss_updates += 1;
+        run.counters.input_loss += outcome.loss * outcome.size.count.max(1) as f64;
+        run.counters.inputs += outcome.size.inputs;
         if let Some(records) = &mut run.records {
             records.progress(state.step, &outcome);
             records.layers(state.step, stepper.layer_norms())?;
@@ -288,6 +307,13 @@ impl<D: RankDevice, O: Objective<D>> Loop<'_, D, O> {
 
     fn ends_early(&self, step: u64) -> bool {
         let (patience, without) = (self.options.early_stop, self.counters.without_gain);
+        if let Some(plateau) = &self.options.plateau {
+            let lr = self.options.optim.lr * self.counters.plateau.rate;
+            if lr < plateau.min_lr {
+                tracing::info!("update {step}: the learning rate has fallen to {lr:.2e}: ending");
+                return true;
+            }
+        }
         let ends = patience > 0 && without >= patience;
         if ends {
             tracing::info!("update {step}: no better score in {without} evaluations: ending early");
@@ -313,9 +339,23 @@ impl<D: RankDevice, O: Objective<D>> Loop<'_, D, O> {
             other => other?,
         };
         self.counters.evaluation_due = false;
-        let Some(score) = agree_on_score(world, evaluation.as_ref())? else {
-            return Ok(false);
-        };
+        let train_loss = self.counters.input_loss / self.counters.inputs.max(1) as f64;
+        (self.counters.input_loss, self.counters.inputs) = (0.0, 0);
+        let agreed = agree_on_score(world, evaluation.as_ref())?;
+        let before = self.counters.plateau;
+        if let Some(plateau) = &self.options.plateau {
+            // Without held-out data the loss of training says whether it gets better.
+            let (score, loss) = agreed.unwrap_or((-train_loss, None));
+            if self.counters.plateau.evaluated(plateau, score, loss) {
+                let lr = self.options.optim.lr * self.counters.plateau.rate;
+                tracing::info!("update {}: no gain for too long: the learning rate falls to {lr:.2e}", state.step);
+            }
+        }
+        if let Some(records) = &mut self.records {
+            let lr = learning_rate(&self.options.optim, state.step.saturating_sub(1)) * before.rate;
+            records.epoch(state.step, train_loss, lr, &self.counters, evaluation.as_ref())?;
+        }
+        let Some((score, _)) = agreed else { return Ok(false) };
         let gained = self.counters.best.is_none_or(|b| score > b.score);
         if gained {
             self.counters.best = Some(Best { step: state.step, score });
@@ -344,9 +384,13 @@ impl<D: RankDevice, O: Objective<D>> Loop<'_, D, O> {
     }
 }
 
-/// Rank 0's score, on all ranks.
-fn agree_on_score(world: &World, own: Option<&Evaluation>) -> Result<Option<f64>, CommError> {
-    let bytes = own.map_or(Vec::new(), |e| e.score.to_le_bytes().to_vec());
-    let bytes = world.broadcast_bytes(0, bytes)?;
-    Ok(bytes.try_into().ok().map(f64::from_le_bytes))
+/// Rank 0's score, and its loss where it has one, on all ranks.
+fn agree_on_score(
+    world: &World,
+    own: Option<&Evaluation>,
+) -> Result<Option<(f64, Option<f64>)>, CommError> {
+    let numbers = own.into_iter().flat_map(|e| [Some(e.score), e.figure("loss")]).flatten();
+    let bytes = world.broadcast_bytes(0, numbers.flat_map(f64::to_le_bytes).collect())?;
+    let numbers: Vec<f64> = bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect();
+    Ok(numbers.first().map(|&score| (score, numbers.get(1).copied())))
 }

@@ -42,7 +42,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tercio_engine::memory::caught;
 use tercio_train::TrainError;
-use tercio_train::options::{ReaderModelOptions, RetrieverModelOptions};
+use tercio_train::options::{ClassifierModelOptions, ReaderModelOptions, RetrieverModelOptions};
 use tercio_train::run::signals::EXIT_INTERRUPTED;
 use tercio_train::shortage::guarded;
 
@@ -113,6 +113,8 @@ enum Train {
     Reader(train::Train<ReaderModelOptions>),
     /// A retriever (BERT): distilled from a reader's scores, or contrastive, or both
     Retriever(train::Train<RetrieverModelOptions>),
+    /// A text classifier: an encoder of any supported family with labels of its own, by flair's recipes
+    Classifier(train::Train<ClassifierModelOptions>),
 }
 
 #[derive(Subcommand)]
@@ -163,6 +165,8 @@ enum Config {
     Print(config_print::ConfigPrint<ReaderModelOptions>),
     /// Print the config.toml that the flags of `tercio train retriever` give
     PrintRetriever(config_print::ConfigPrint<RetrieverModelOptions>),
+    /// Print the config.toml that the flags of `tercio train classifier` give
+    PrintClassifier(config_print::ConfigPrint<ClassifierModelOptions>),
 }
 
 #[derive(Subcommand)]
@@ -189,6 +193,7 @@ pub fn run() -> ExitCode {
         Command::Quickstart(c) => c.run(),
         Command::Train(Train::Reader(c)) => c.run(),
         Command::Train(Train::Retriever(c)) => c.run(),
+        Command::Train(Train::Classifier(c)) => c.run(),
         Command::Eval(Eval::Reader(c)) => c.run(),
         Command::Eval(Eval::Retriever(c)) => c.run(),
         Command::Eval(Eval::Retrieval(c)) => c.run(),
@@ -213,6 +218,7 @@ pub fn run() -> ExitCode {
         Command::Model(Model::Download(c)) => c.run(),
         Command::Config(Config::Print(c)) => c.run(),
         Command::Config(Config::PrintRetriever(c)) => c.run(),
+        Command::Config(Config::PrintClassifier(c)) => c.run(),
         Command::Bench(Bench::Reader(c)) => c.run(),
         Command::Bench(Bench::Encoder(c)) => c.run(),
         Command::Bench(Bench::Plaid(c)) => c.run(),

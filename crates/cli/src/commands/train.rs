@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use tercio_comm::Place;
 use tercio_engine::{Cpu, Device};
+use tercio_train::objective::Objective;
 use tercio_train::options::TrainOptions;
 use tercio_train::ranks::options::{Requeue, Shard};
 use tercio_train::ranks::requeue;
@@ -78,9 +79,11 @@ fn dry_run<T: Task<Cpu>>(options: &TrainOptions<T>, place: &Place, json: bool) -
         tracing::info!("{note}");
     }
     let scratch = ScratchFolder::new()?;
-    let settings = LoopOptions::of(options, false)?;
+    let mut settings = LoopOptions::of(options, false)?;
     let found = setup::look_for_checkpoint(options)?;
     let mut run = device.run(|| setup::open_run_from(options, found, scratch.path(), device))?;
+    let examples = Objective::<Cpu>::examples(&run.objective);
+    options.model.settle(&mut settings, examples).map_err(TrainError::Options)?;
     let dir = setup::run_dir(options);
     let ranks = (place.world_size, options.run.ranks.shard == Shard::Optimizer);
     let plan = plan::plan_among(ranks, device, &run.objective, &settings, &dir, &mut run.state)?;

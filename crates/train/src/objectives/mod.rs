@@ -1,4 +1,5 @@
 //! The tasks that models are trained for, one a file.
 
+pub mod classifier;
 pub mod reader;
 pub mod retriever;

@@ -13,6 +13,8 @@ pub enum Optim {
     Adamw,
     /// Adafactor: statistics by row and column instead of two moments of every value; decoupled weight decay.
     Adafactor,
+    /// Plain stochastic gradient descent, without momentum; weight decay as in adamw.
+    Sgd,
 }
 
 /// The course of the learning rate.
@@ -63,7 +65,7 @@ pub struct OptimOptions {
     /// Course of the learning rate
     #[arg(long, value_enum, env = "TERCIO_SCHEDULER", default_value_t = Scheduler::Fixed)]
     pub scheduler: Scheduler,
-    /// Weight decay of adamw and adafactor
+    /// Weight decay of adamw, adafactor and sgd
     #[arg(long, env = "TERCIO_WEIGHT_DECAY", default_value_t = 0.1)]
     pub weight_decay: f64,
     /// With the linear schedule: constant after the warm-up
@@ -117,9 +119,6 @@ impl OptimOptions {
     /// What is wrong with the settings, if anything.
     pub fn check(&self) -> Result<(), String> {
         let o = self;
-        if o.total_steps == 0 {
-            return Err("--total_steps must be at least 1".into());
-        }
         for (flag, value) in [("lr", o.lr), ("clip", o.clip), ("weight_decay", o.weight_decay)] {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(format!("--{flag} must be a number of at least 0, is {value}"));
@@ -167,7 +166,7 @@ impl OptimOptions {
                 .push("--scheduler fixed: the learning rate is constant, --warmup_steps does nothing".into());
         }
         if o.optim == Optim::Adam {
-            notes.push("--optim adam: --weight_decay does nothing (adamw and adafactor decay)".into());
+            notes.push("--optim adam: --weight_decay does nothing (adamw, adafactor and sgd decay)".into());
         }
         if o.relative_step {
             notes.push("--relative_step: --lr does nothing".into());

@@ -45,7 +45,7 @@ pub fn open_run_among<D: RankDevice, T: Task<D>>(
     let split = options.run.ranks.shard == Shard::Optimizer;
     let found = folder.map(|f| f.store.latest_complete()).transpose()?.flatten();
     let own = match folder {
-        Some(_) => Some(model_of(options, found.as_ref(), device)?),
+        Some(folder) => Some(model_of(options, found.as_ref(), &folder.dir.join("data"), device)?),
         None => None,
     };
     let model = T::Model::share(world, own, device)?;

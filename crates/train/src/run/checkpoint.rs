@@ -18,6 +18,7 @@ use super::manifest::{FORMAT, MANIFEST_NAME, Manifest};
 const WRITING: &str = ".writing-";
 const REMOVING: &str = ".removing-";
 const LATEST: &str = "latest";
+const MODEL: &str = "model";
 const BEST_DEV: &str = "best_dev";
 
 /// After a day without a write the writer on another host, which we cannot ask, counts as dead.
@@ -179,6 +180,31 @@ impl CheckpointStore {
     /// When the link cannot be written.
     pub fn set_best_dev(&self, lease: &Lease, checkpoint: &Path) -> Result<bool, RunError> {
         self.set_link(lease, BEST_DEV, checkpoint)
+    }
+
+    /// Points `model` at the checkpoint that stands for the run: the best one where there is one, or the `last`. Beside the folder of
+    /// checkpoints, `best-model` and `final-model` name both.
+    ///
+    /// # Errors
+    /// When a link cannot be written.
+    pub fn link_model(&self, lease: &Lease, last: bool) -> Result<(), RunError> {
+        let target = |link: &str| std::fs::read_link(self.dir.join(link)).ok();
+        let (best, latest) = (target(BEST_DEV), target(LATEST));
+        let chosen = if last { &latest } else { &best }.clone().or(latest.clone());
+        let Some(chosen) = chosen else { return Ok(()) };
+        if self.set_link(lease, MODEL, &self.dir.join(chosen))?
+            && let Some(run) = self.dir.parent()
+            && let Some(own) = self.dir.file_name()
+        {
+            for (link, to, is_there) in
+                [("best-model", BEST_DEV, best.is_some()), ("final-model", LATEST, latest.is_some())]
+            {
+                if is_there {
+                    files::swap_link(&Path::new(own).join(to), &run.join(link))?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn set_link(&self, lease: &Lease, link: &str, checkpoint: &Path) -> Result<bool, RunError> {

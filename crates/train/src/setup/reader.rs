@@ -36,6 +36,7 @@ impl<D: RankDevice> Task<D> for ReaderModelOptions {
     fn open(
         options: &ReaderOptions,
         checkpoint: Option<&Path>,
+        _: &Path,
         device: &D,
     ) -> Result<ReaderModel<D>, TrainError> {
         let mut model = match checkpoint {

@@ -49,6 +49,7 @@ impl<D: RankDevice> Task<D> for RetrieverModelOptions {
     fn open(
         options: &RetrieverOptions,
         checkpoint: Option<&Path>,
+        _: &Path,
         device: &D,
     ) -> Result<RetrieverModel<D>, TrainError> {
         let (loaded, tokenizer) = match checkpoint {
