@@ -6,6 +6,7 @@ mod bench_encoder;
 mod bench_plaid;
 mod bench_reader;
 mod bench_retriever;
+mod classifier_flags;
 mod common;
 mod completions;
 mod config_print;
@@ -14,6 +15,7 @@ mod data_convert;
 mod data_download;
 mod doctor;
 mod embed;
+mod eval_classifier;
 mod eval_reader;
 mod eval_retrieval;
 mod eval_retriever;
@@ -25,6 +27,7 @@ mod model_download;
 mod model_export;
 mod model_import;
 mod model_inspect;
+mod predict;
 mod quickstart;
 mod reader_flags;
 mod rounds;
@@ -70,6 +73,8 @@ enum Command {
     /// Measure a model on held-out data
     #[command(subcommand)]
     Eval(Eval),
+    /// Give texts their labels with a trained classifier
+    Predict(Box<predict::Predict>),
     /// Answer questions with a trained reader
     Answer(answer::Answer),
     /// Turn passages or questions into vectors, by all ranks, shard by shard
@@ -123,6 +128,8 @@ enum Eval {
     Reader(eval_reader::EvalReader),
     /// A retriever: its order of passages against a reader's scores, and where it puts positive ones
     Retriever(eval_retriever::EvalRetriever),
+    /// A text classifier: precision, recall, F1, accuracy, confusion, calibration
+    Classifier(Box<eval_classifier::EvalClassifier>),
     /// What was retrieved: hits by answer, or a run against judgements (nDCG, MAP, MRR, recall); two runs against one another
     Retrieval(Box<eval_retrieval::EvalRetrieval>),
 }
@@ -196,7 +203,9 @@ pub fn run() -> ExitCode {
         Command::Train(Train::Classifier(c)) => c.run(),
         Command::Eval(Eval::Reader(c)) => c.run(),
         Command::Eval(Eval::Retriever(c)) => c.run(),
+        Command::Eval(Eval::Classifier(c)) => c.run(),
         Command::Eval(Eval::Retrieval(c)) => c.run(),
+        Command::Predict(c) => c.run(),
         Command::Answer(c) => c.run(),
         Command::Embed(c) => c.run(),
         Command::Index(c) => c.run(),
