@@ -12,6 +12,7 @@ use crate::byt5::{self, Bytes};
 use crate::error::DataError;
 use crate::spiece;
 
+mod added;
 mod byte_pairs;
 mod files;
 mod frame;

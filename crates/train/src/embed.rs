@@ -113,7 +113,7 @@ impl<D: Device> TextEncoder<'_, D> {
 }
 
 /// What gives texts their vectors: one each, or one for every token.
-pub trait EncodeTexts {
+pub trait EncodeTexts: Sync {
     /// Vectors of `texts`; `None` as soon as `stop` says so.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! Names are FiD's where it has the setting; `--train_data` and `--train-data` are the same flag.
 
 mod classifier;
+mod colbert;
 mod optim;
 mod precision;
 mod reader;
@@ -18,6 +19,7 @@ pub use classifier::{
     Anneal, ClassWeights, ClassifierHead, ClassifierModelOptions, ClassifierOptions, ClassifierPooling, MissingSplits, Recipe,
     Reduction, UnknownLabelsOption, UseModel, classifier_options, with_recipe,
 };
+pub use colbert::{ColbertLossKind, ColbertModelOptions, ColbertOptions, ColbertTextOptions};
 pub use optim::{Optim, OptimOptions, Scheduler};
 pub use precision::{Precision, PrecisionOptions};
 pub use reader::{MOST_ANSWER_TOKENS, MOST_TEXT_TOKENS, ReaderModelOptions, ReaderOptions, check_lengths};

@@ -2,6 +2,7 @@
 //! settings say) and data. What a task has of its own is a file below `setup`.
 
 pub mod classifier;
+pub mod colbert;
 pub mod reader;
 pub mod retriever;
 

@@ -48,6 +48,10 @@ impl BenchFlags {
         };
         Ok((device, settings))
     }
+    /// Whether a line of JSON is asked for.
+    pub fn json(&self) -> bool {
+        self.json
+    }
     /// Prints what was measured, of a model and input described by `size`.
     ///
     /// # Errors

@@ -11,12 +11,13 @@ use tercio_data::template::TextTemplate;
 use tercio_data::vectors::{FORMAT, VectorDtype, VectorSettings, VectorsFolder};
 use tercio_data::{Passages, Questions};
 use tercio_engine::memory;
-use tercio_engine::{Cpu, Device};
+use tercio_engine::Device;
 use tercio_models::embedding_model::TextKind;
 use tercio_models::retriever::Pooling;
 use tercio_train::TrainError;
 use tercio_train::embed::{
-    EmbedProgress, EmbedReport, Embedder, TextEncoder, TextSource, Texts, WINDOW, embed_among, import_pickles,
+    EmbedProgress, EmbedReport, Embedder, EncodeTexts, TextEncoder, TextSource, Texts, VectorStore, WINDOW,
+    embed_among, import_pickles,
 };
 use tercio_train::options::PrecisionOptions;
 use tercio_train::ranks::corpus::{ExampleFile, open_among};
@@ -40,22 +41,22 @@ const MOST_PER_SHARD: usize = 1 << 26;
 pub struct Embed {
     /// Model: a folder of a retriever (FiD's or Tercio's) or of an encoder (Hugging Face), a hub name, or a run's folder
     #[arg(long, visible_alias = "model", env = "TERCIO_MODEL_PATH", required_unless_present = "import")]
-    model_path: Option<String>,
+    pub(super) model_path: Option<String>,
     /// Folder of the tokenizer; default: the model's folder
     #[arg(long, env = "TERCIO_TOKENIZER")]
-    tokenizer: Option<PathBuf>,
+    pub(super) tokenizer: Option<PathBuf>,
     /// Passages: .tsv (id, text, title), .jsonl or .json, also .gz or .zst; .parquet in a build with that feature
     #[arg(long, env = "TERCIO_PASSAGES", required_unless_present_any = ["questions", "import"])]
     passages: Option<PathBuf>,
     /// Embed the questions of this file instead: FiD's .json or .jsonl, also .gz or .zst
     #[arg(long, conflicts_with = "passages")]
-    questions: Option<PathBuf>,
+    pub(super) questions: Option<PathBuf>,
     /// Take over vectors that Fusion-in-Decoder or DPR pickled, these files in this order, instead of computing any
     #[arg(long, num_args = 1.., conflicts_with_all = ["passages", "questions", "model_path"])]
     import: Vec<PathBuf>,
     /// Folder for the vectors; what is finished in it stays
     #[arg(long, visible_alias = "output-path")]
-    output: PathBuf,
+    pub(super) output: PathBuf,
     /// Embed one of --num-shards parts only; the parts may go into the same folder, at the same time
     #[arg(long, default_value_t = 0)]
     shard_id: u64,
@@ -64,39 +65,51 @@ pub struct Embed {
     num_shards: u64,
     /// Vectors of one file
     #[arg(long, default_value_t = 50_000)]
-    passages_per_shard: usize,
+    pub(super) passages_per_shard: usize,
     /// How numbers are stored: f32, f16 or bf16
     #[arg(long, default_value = "f32")]
-    dtype: VectorDtype,
+    pub(super) dtype: VectorDtype,
     /// Texts of a batch at most
     #[arg(long, env = "TERCIO_PER_GPU_BATCH_SIZE", default_value_t = 128)]
-    per_gpu_batch_size: usize,
+    pub(super) per_gpu_batch_size: usize,
     /// Tokens of a batch at most; a longer text is a batch by itself
     #[arg(long, default_value_t = 8192)]
-    batch_tokens: usize,
+    pub(super) batch_tokens: usize,
     /// Texts that one rank takes at a time and sorts by length into batches; their vectors are in memory together
     #[arg(long, default_value_t = WINDOW)]
-    window: usize,
+    pub(super) window: usize,
     /// Tokens of a passage at most; default: as the model's configuration has it, or 200
     #[arg(long, env = "TERCIO_PASSAGE_MAXLENGTH")]
-    passage_maxlength: Option<usize>,
+    pub(super) passage_maxlength: Option<usize>,
     /// Tokens of a question at most; default: as the model's configuration has it, or 40
     #[arg(long, env = "TERCIO_QUESTION_MAXLENGTH")]
-    question_maxlength: Option<usize>,
+    pub(super) question_maxlength: Option<usize>,
     /// Leave the titles out of the texts
     #[arg(long, env = "TERCIO_NO_TITLE", conflicts_with = "template")]
-    no_title: bool,
+    pub(super) no_title: bool,
     /// Text that is made of each passage, with {title} and {text}, or of each question, with {question}; default: what the
     /// retriever's config.json says that it was trained with, else "title: {title} context: {text}" and "question: {question}", as
     /// Fusion-in-Decoder has them; for a folder of sentence-transformers and a plain encoder "{title} {text}" (without the space
     /// where there is no title) and "{question}", with the folder's prompts
     #[arg(long)]
-    template: Option<TextTemplate>,
+    pub(super) template: Option<TextTemplate>,
     /// How the states of a plain encoder become one vector; retrievers and folders of sentence-transformers say it themselves
     #[arg(long, value_enum)]
     pooling: Option<Pool>,
+    /// A vector for every token instead of one for every text, by a ColBERT model; a plain encoder gets a new projection
+    #[arg(long, conflicts_with_all = ["import", "pooling"])]
+    multi_vector: bool,
+    /// With --multi-vector: like tokens of a passage become one vector, so that so many times fewer are left
+    #[arg(long, default_value_t = 1, requires = "multi_vector")]
+    pub(super) pool_factor: usize,
+    /// Tokens from the first on that keep their vectors when others are pooled
+    #[arg(long, default_value_t = 1, requires = "multi_vector")]
+    pub(super) protected_tokens: usize,
+    /// Give pooled vectors unit length; PyLate leaves them means
+    #[arg(long, requires = "multi_vector")]
+    pub(super) normalize_pooled: bool,
     #[command(flatten)]
-    compute: PrecisionOptions,
+    pub(super) compute: PrecisionOptions,
     /// Threads; 0: all cores, shared out to the ranks of a host
     #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
     threads: usize,
@@ -144,6 +157,16 @@ struct Unused {
     local_rank: i64,
     #[arg(long, default_value_t = -1, hide = true, allow_negative_numbers = true)]
     main_port: i64,
+}
+
+/// What there is to embed, and where to.
+pub(super) struct Work<'a> {
+    pub encoder: &'a dyn EncodeTexts,
+    pub texts: &'a Texts,
+    pub settings: &'a VectorSettings,
+    pub folder: Option<&'a dyn VectorStore>,
+    /// Numbers of the model.
+    pub parameters: usize,
 }
 
 impl Embed {
@@ -198,12 +221,15 @@ impl Embed {
 
     fn embed(&self, world: &World, threads: usize, signals: &Signals) -> Result<EmbedReport, TrainError> {
         let device = start::device_among(world, threads, self.compute.get())?;
+        if self.multi_vector {
+            return self.embed_tokens(world, &device, signals);
+        }
         let name = self.model_path.as_deref().unwrap_or_default();
         let loaded = device
             .run(|| Embedder::open(name, self.tokenizer.as_deref(), self.pooling.map(Pool::get), &device))?;
         let fingerprint = device.run(|| loaded.fingerprint(&device));
         same_among(world, "--model_path", &fingerprint)?;
-        let (kind, texts) = self.texts(world, &loaded)?;
+        let (kind, texts) = self.texts(world, &|kind| loaded.template(kind, self.no_title))?;
         let given = match kind {
             TextKind::Passage => self.passage_maxlength,
             TextKind::Question => self.question_maxlength,
@@ -216,23 +242,12 @@ impl Embed {
             )));
         }
         let settings = VectorSettings {
-            format: FORMAT,
-            model: name.to_owned(),
             model_fingerprint: Some(fingerprint),
             dimension: loaded.model.dimension(),
-            dtype: self.dtype,
-            precision: self.compute.get().name().to_owned(),
             pooling: loaded.pooling().to_owned(),
             normalized: loaded.model.normalizes(),
-            template: texts.template().to_string(),
             maxlength,
-            batch_tokens: self.batch_tokens,
-            batch_texts: self.per_gpu_batch_size,
-            window: self.window,
-            source: texts.path().display().to_string(),
-            source_fingerprint: Some(texts.fingerprint().to_owned()),
-            count: texts.len() as u64,
-            per_shard: self.passages_per_shard as u64,
+            ..self.settings(&texts)
         };
         let folder = match world.is_main() {
             true => Some(VectorsFolder::open(&self.output, settings.clone())?),
@@ -248,11 +263,52 @@ impl Embed {
             batch_texts: self.per_gpu_batch_size,
             window: self.window,
         };
+        let work = Work {
+            encoder: &encoder,
+            texts: &texts,
+            settings: &settings,
+            folder: folder.as_ref().map(|f| f as _),
+            parameters: loaded.model.layout().len(),
+        };
+        device.run(|| self.among(world, work, signals))
+    }
+
+    /// What is the same of vectors of any kind; the rest is to be filled in.
+    pub(super) fn settings(&self, texts: &Texts) -> VectorSettings {
+        VectorSettings {
+            format: FORMAT,
+            model: self.model_path.clone().unwrap_or_default(),
+            model_fingerprint: None,
+            dimension: 0,
+            dtype: self.dtype,
+            precision: self.compute.get().name().to_owned(),
+            pooling: String::new(),
+            normalized: false,
+            template: texts.template().to_string(),
+            maxlength: 0,
+            batch_tokens: self.batch_tokens,
+            batch_texts: self.per_gpu_batch_size,
+            window: self.window,
+            source: texts.path().display().to_string(),
+            source_fingerprint: Some(texts.fingerprint().to_owned()),
+            count: texts.len() as u64,
+            per_shard: self.passages_per_shard as u64,
+        }
+    }
+
+    /// Embeds by all ranks, with a bar of progress.
+    pub(super) fn among(
+        &self,
+        world: &World,
+        work: Work<'_>,
+        signals: &Signals,
+    ) -> Result<EmbedReport, TrainError> {
+        let Work { encoder, texts, settings, folder, parameters } = work;
         let all = settings.shards();
         let cut = |part: u64| (u128::from(all) * u128::from(part) / u128::from(self.num_shards)) as u64;
         let shards = cut(self.shard_id)..cut(self.shard_id + 1);
         if world.is_main() {
-            tracing::info!("{}", plan(&settings, &shards, loaded.model.layout().len(), world.size()));
+            tracing::info!("{}", plan(settings, &shards, parameters, world.size()));
         }
         let mut bar = None;
         let mut progress = |p: EmbedProgress| {
@@ -272,18 +328,20 @@ impl Embed {
             }
         };
         let stop = || signals.requested().is_some();
-        device.run(|| {
-            embed_among(world, &encoder, &texts, &settings, folder.as_ref(), shards, &stop, &mut progress)
-        })
+        embed_among(world, encoder, texts, settings, folder, shards, &stop, &mut progress)
     }
 
     /// The texts, on all ranks alike.
-    fn texts(&self, world: &World, model: &Embedder<Cpu>) -> Result<(TextKind, Texts), TrainError> {
+    pub(super) fn texts(
+        &self,
+        world: &World,
+        default: &dyn Fn(TextKind) -> Result<TextTemplate, TrainError>,
+    ) -> Result<(TextKind, Texts), TrainError> {
         let (cache, broadcast) = (self.cache_dir.as_deref(), self.link.broadcast_data);
         let kind = if self.questions.is_some() { TextKind::Question } else { TextKind::Passage };
         let template = match &self.template {
             Some(template) => template.clone(),
-            None => model.template(kind, self.no_title)?,
+            None => default(kind)?,
         };
         if template.is_for_questions() != (kind == TextKind::Question) {
             let what = "--template: {question} is for --questions, {title} and {text} are for --passages";
@@ -314,6 +372,7 @@ impl Embed {
             ("batch_tokens", self.batch_tokens, MOST_TOKENS),
             ("window", self.window, MOST_WINDOW),
             ("passages_per_shard", self.passages_per_shard, MOST_PER_SHARD),
+            ("pool_factor", self.pool_factor, MOST_TOKENS),
             ("passage_maxlength", self.passage_maxlength.unwrap_or(3), MOST_TOKENS),
             ("question_maxlength", self.question_maxlength.unwrap_or(3), MOST_TOKENS),
         ])

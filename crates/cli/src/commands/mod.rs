@@ -2,6 +2,7 @@
 
 mod answer;
 mod bench;
+mod bench_colbert;
 mod bench_encoder;
 mod bench_plaid;
 mod bench_reader;
@@ -15,7 +16,9 @@ mod data_convert;
 mod data_download;
 mod doctor;
 mod embed;
+mod embed_tokens;
 mod eval_classifier;
+mod eval_colbert;
 mod eval_reader;
 mod eval_retrieval;
 mod eval_retriever;
@@ -30,6 +33,7 @@ mod model_inspect;
 mod predict;
 mod quickstart;
 mod reader_flags;
+mod rerank;
 mod rounds;
 mod rounds_slurm;
 mod search;
@@ -45,7 +49,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tercio_engine::memory::caught;
 use tercio_train::TrainError;
-use tercio_train::options::{ClassifierModelOptions, ReaderModelOptions, RetrieverModelOptions};
+use tercio_train::options::{ClassifierModelOptions, ColbertModelOptions, ReaderModelOptions, RetrieverModelOptions};
 use tercio_train::run::signals::EXIT_INTERRUPTED;
 use tercio_train::shortage::guarded;
 
@@ -83,6 +87,8 @@ enum Command {
     Index(Box<index::Index>),
     /// Find passages for questions with an index
     Search(Box<search::Search>),
+    /// Put the passages that a search has found into the order of a ColBERT model's exact scores
+    Rerank(Box<rerank::Rerank>),
     /// Find hard negatives for the training of retrievers
     Mine(Box<mine::Mine>),
     /// Make one run of several: reciprocal rank fusion, or weighted scores
@@ -118,6 +124,8 @@ enum Train {
     Reader(train::Train<ReaderModelOptions>),
     /// A retriever (BERT): distilled from a reader's scores, or contrastive, or both
     Retriever(train::Train<RetrieverModelOptions>),
+    /// A late-interaction retriever (ColBERT): contrastive, or distilled from a teacher's scores
+    Colbert(train::Train<ColbertModelOptions>),
     /// A text classifier: an encoder of any supported family with labels of its own, by flair's recipes
     Classifier(train::Train<ClassifierModelOptions>),
 }
@@ -128,6 +136,8 @@ enum Eval {
     Reader(eval_reader::EvalReader),
     /// A retriever: its order of passages against a reader's scores, and where it puts positive ones
     Retriever(eval_retriever::EvalRetriever),
+    /// A ColBERT model: where exact scores put positive documents, and how near their order is to a teacher's
+    Colbert(eval_colbert::EvalColbert),
     /// A text classifier: precision, recall, F1, accuracy, confusion, calibration
     Classifier(Box<eval_classifier::EvalClassifier>),
     /// What was retrieved: hits by answer, or a run against judgements (nDCG, MAP, MRR, recall); two runs against one another
@@ -172,6 +182,8 @@ enum Config {
     Print(config_print::ConfigPrint<ReaderModelOptions>),
     /// Print the config.toml that the flags of `tercio train retriever` give
     PrintRetriever(config_print::ConfigPrint<RetrieverModelOptions>),
+    /// Print the config.toml that the flags of `tercio train colbert` give
+    PrintColbert(config_print::ConfigPrint<ColbertModelOptions>),
     /// Print the config.toml that the flags of `tercio train classifier` give
     PrintClassifier(config_print::ConfigPrint<ClassifierModelOptions>),
 }
@@ -186,6 +198,8 @@ enum Bench {
     Plaid(bench_plaid::BenchPlaid),
     /// A retriever of random weights: steps of distillation
     Retriever(bench_retriever::BenchRetriever),
+    /// A ColBERT model: contrastive steps, or the encoding of documents
+    Colbert(bench_colbert::BenchColbert),
 }
 
 /// Runs the command of this process.
@@ -200,9 +214,11 @@ pub fn run() -> ExitCode {
         Command::Quickstart(c) => c.run(),
         Command::Train(Train::Reader(c)) => c.run(),
         Command::Train(Train::Retriever(c)) => c.run(),
+        Command::Train(Train::Colbert(c)) => c.run(),
         Command::Train(Train::Classifier(c)) => c.run(),
         Command::Eval(Eval::Reader(c)) => c.run(),
         Command::Eval(Eval::Retriever(c)) => c.run(),
+        Command::Eval(Eval::Colbert(c)) => c.run(),
         Command::Eval(Eval::Classifier(c)) => c.run(),
         Command::Eval(Eval::Retrieval(c)) => c.run(),
         Command::Predict(c) => c.run(),
@@ -210,6 +226,7 @@ pub fn run() -> ExitCode {
         Command::Embed(c) => c.run(),
         Command::Index(c) => c.run(),
         Command::Search(c) => c.run(),
+        Command::Rerank(c) => c.run(),
         Command::Mine(c) => c.run(),
         Command::Fuse(c) => c.run(),
         Command::Loop(c) => c.run(),
@@ -227,11 +244,13 @@ pub fn run() -> ExitCode {
         Command::Model(Model::Download(c)) => c.run(),
         Command::Config(Config::Print(c)) => c.run(),
         Command::Config(Config::PrintRetriever(c)) => c.run(),
+        Command::Config(Config::PrintColbert(c)) => c.run(),
         Command::Config(Config::PrintClassifier(c)) => c.run(),
         Command::Bench(Bench::Reader(c)) => c.run(),
         Command::Bench(Bench::Encoder(c)) => c.run(),
         Command::Bench(Bench::Plaid(c)) => c.run(),
         Command::Bench(Bench::Retriever(c)) => c.run(),
+        Command::Bench(Bench::Colbert(c)) => c.run(),
         Command::Completions(c) => c.run(Cli::command()),
     });
     let result = result.unwrap_or_else(|out| Ok(guarded("at work", &[], || out.raise())?));

@@ -267,7 +267,8 @@ fn max_sims(s: &Sizes) -> Vec<Listed> {
     masked[1].end = masked[1].start;
     let (first, last) = (0, queries.len() as u32 - 1);
     let pairs = vec![(last, 0), (first, 1), (first, 2), (1, 0), (last, 2), (first, 1)];
-    let floors = (0..masked.len()).map(|d| d != 2).collect();
+    // The empty one has no floor.
+    let floors = (0..masked.len()).map(|d| d != 1).collect();
     let chosen = MaxSimShape { queries: queries.clone(), documents: masked, pairs, floors };
     let (own, theirs) = queries.split_at(1);
     let within = MaxSimShape::all(own.to_vec(), theirs.to_vec());

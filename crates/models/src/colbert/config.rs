@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tercio_engine::Activation;
 
 use crate::fields::Fields;
@@ -134,7 +134,7 @@ impl ColbertConfig {
         let path = folder.join(SETTINGS);
         if path.exists() {
             let json = read_json(&path)?;
-            config.settings(json).map_err(|what| bad(&path, what))?;
+            config.take_settings(json).map_err(|what| bad(&path, what))?;
         }
         let path = folder.join(&config.transformer).join("sentence_bert_config.json");
         if path.exists() {
@@ -147,7 +147,7 @@ impl ColbertConfig {
     }
 
     /// Takes the fields of `config_sentence_transformers.json`.
-    fn settings(&mut self, json: Map<String, Value>) -> Result<(), String> {
+    fn take_settings(&mut self, json: Map<String, Value>) -> Result<(), String> {
         let f = Fields(&json);
         let own = ColbertConfig::default();
         self.query_prefix = f.text("query_prefix", &own.query_prefix)?.to_owned();
@@ -197,6 +197,38 @@ impl ColbertConfig {
         json
     }
 
+    /// Everything as one value, for [`ColbertConfig::from_json`].
+    pub fn to_json(&self) -> Value {
+        let dense = self.dense.iter().map(|d| json!({"folder": d.folder, "config": d.to_json()}));
+        json!({
+            "transformer": self.transformer,
+            "dense": dense.collect::<Vec<Value>>(),
+            "settings": self.settings_json(),
+            "kept": self.settings,
+            "limits": self.limits,
+            "lower_case": self.lower_case,
+        })
+    }
+
+    /// Reads what [`ColbertConfig::to_json`] gives.
+    ///
+    /// # Errors
+    /// A sentence that names the field.
+    pub fn from_json(json: &Value) -> Result<ColbertConfig, String> {
+        let object = |value: &Value| value.as_object().cloned().unwrap_or_default();
+        let mut config = ColbertConfig::default();
+        config.transformer = json["transformer"].as_str().unwrap_or_default().to_owned();
+        for layer in json["dense"].as_array().into_iter().flatten() {
+            let folder = layer["folder"].as_str().unwrap_or_default();
+            config.dense.push(DenseLayer::from_json(folder, &object(&layer["config"]))?);
+        }
+        config.take_settings(object(&json["settings"]))?;
+        config.settings = object(&json["kept"]);
+        config.limits = object(&json["limits"]);
+        config.lower_case = json["lower_case"] == true;
+        Ok(config)
+    }
+
     /// The prompt of a task, empty where there is none.
     pub fn prompt(&self, task: &str) -> &str {
         self.prompts.iter().find(|(name, _)| name == task).map_or("", |(_, text)| text)
@@ -235,32 +267,32 @@ const ACTIVATIONS: [(&str, Option<Activation>); 5] = [
 fn dense(folder: &Path, part: &str) -> Result<DenseLayer, ModelError> {
     let path = folder.join(part).join("config.json");
     let json = read_json(&path)?;
-    let f = Fields(&json);
-    let read = || {
-        // sentence-transformers' own default.
-        let name = f.text("activation_function", "torch.nn.modules.activation.Tanh")?;
-        let class = |known: &str| known.rsplit('.').next() == name.rsplit('.').next();
-        let activation =
-            ACTIVATIONS.iter().find(|(known, _)| class(known)).map(|(_, activation)| *activation);
-        let activation = activation.ok_or_else(|| {
-            format!("`activation_function`: expected Identity, Tanh, ReLU, GELU or SiLU of PyTorch, found {name:?}")
-        })?;
-        Ok::<DenseLayer, String>(DenseLayer {
-            folder: part.to_owned(),
-            inputs: f.size("in_features", None)?,
-            outputs: f.size("out_features", None)?,
-            bias: f.boolean("bias", true)?,
-            activation,
-            residual: f.boolean("use_residual", false)?,
-        })
-    };
-    read().map_err(|what| bad(&path, what))
+    DenseLayer::from_json(part, &json).map_err(|what| bad(&path, what))
 }
 
 impl DenseLayer {
     /// Whether its residual has a matrix of its own.
     pub(super) fn has_residual_matrix(&self) -> bool {
         self.residual && self.inputs != self.outputs
+    }
+    /// Reads a layer's `config.json`.
+    fn from_json(folder: &str, json: &Map<String, Value>) -> Result<DenseLayer, String> {
+        let f = Fields(json);
+        // sentence-transformers' own default.
+        let name = f.text("activation_function", "torch.nn.modules.activation.Tanh")?;
+        let class = |known: &str| known.rsplit('.').next() == name.rsplit('.').next();
+        let known = ACTIVATIONS.iter().find(|(known, _)| class(known));
+        let (_, activation) = known.ok_or_else(|| {
+            format!("`activation_function`: expected Identity, Tanh, ReLU, GELU or SiLU of PyTorch, found {name:?}")
+        })?;
+        Ok(DenseLayer {
+            folder: folder.to_owned(),
+            inputs: f.size("in_features", None)?,
+            outputs: f.size("out_features", None)?,
+            bias: f.boolean("bias", true)?,
+            activation: *activation,
+            residual: f.boolean("use_residual", false)?,
+        })
     }
     /// The layer's `config.json`.
     pub(super) fn to_json(&self) -> Map<String, Value> {

@@ -361,7 +361,11 @@ fn from_the_first<D: RankDevice>(world: &World, device: &D) -> Result<RetrieverM
     Ok(RetrieverModel { loaded, tokenizer, teacher })
 }
 
-fn share_teacher<D: RankDevice>(
+/// Rank 0's teacher on every rank, with its values.
+///
+/// # Errors
+/// A rank was lost or failed.
+pub(super) fn share_teacher<D: RankDevice>(
     world: &World,
     own: Option<ReaderModel<D>>,
     device: &D,

@@ -15,9 +15,7 @@ use super::{RetrieverLosses, RetrieverObjective, Teacher};
 use crate::error::TrainError;
 use crate::objective::Evaluation;
 use crate::options::KlMean;
-
-/// Batches of each rank between two questions whether to stop.
-const ROUND: usize = 8;
+use crate::ranks::in_order::{Batches, items_among};
 
 /// A retriever that scores the passages of examples.
 pub struct Ranker<'a, D: Device> {
@@ -64,50 +62,26 @@ impl<D: Device> Ranker<'_, D> {
         limit: usize,
         stop: &dyn Fn() -> bool,
     ) -> Result<Tally, TrainError> {
-        let (size, len) = (self.batch.max(1), examples.len().min(limit));
-        let (batches, ranks) = (len.div_ceil(size), world.size());
-        let rows = |b: usize| b * size..b.saturating_add(1).saturating_mul(size).min(len);
-        let mut own = Vec::new();
-        for start in (0..batches).step_by(ROUND.saturating_mul(ranks)) {
-            let end = start.saturating_add(ROUND.saturating_mul(ranks)).min(batches);
-            let mut stopped = false;
-            for b in (start..end).filter(|b| b % ranks == world.rank()) {
-                stopped = stop();
-                if stopped {
-                    break;
-                }
-                let read: Vec<RetrievalExample> =
-                    rows(b).into_par_iter().map(|i| examples.get(i)).collect::<Result<_, _>>()?;
-                self.measure(&read)?.iter().for_each(|figures| measure::write(figures, &mut own));
-                self.device.trim();
-                if (b as u64 + 1).is_multiple_of(self.print_freq.max(1)) {
-                    tracing::info!("evaluation: {} of {batches} batches", b + 1);
-                }
-            }
-            if world.all_gather_bytes(vec![u8::from(stopped)])?.concat().contains(&1) {
-                return Err(TrainError::Interrupted);
-            }
-        }
-        let mut all = Vec::new();
-        for (rank, bytes) in world.gather_bytes(own)?.iter().enumerate() {
-            let figures = measure::read(bytes).ok_or_else(|| {
-                CommError::Protocol(format!("rank {rank} sent bytes that are no figures of an evaluation"))
-            })?;
-            all.push(figures.into_iter());
-        }
+        let len = examples.len().min(limit);
+        let mut work = |rows: std::ops::Range<usize>| {
+            let read: Vec<RetrievalExample> =
+                rows.into_par_iter().map(|i| examples.get(i)).collect::<Result<_, _>>()?;
+            let figures = self.measure(&read)?;
+            self.device.trim();
+            let message = |figures: &QuestionFigures| {
+                let mut message = Vec::new();
+                measure::write(figures, &mut message);
+                message
+            };
+            Ok(figures.iter().map(message).collect())
+        };
+        let batches = Batches { len, size: self.batch, print_freq: self.print_freq };
         let mut tally = Tally::default();
-        if world.is_main() {
-            for b in 0..batches {
-                for _ in rows(b) {
-                    let figures = all[b % ranks].next().ok_or_else(|| {
-                        CommError::Protocol(format!(
-                            "rank {} sent too few figures of an evaluation",
-                            b % ranks
-                        ))
-                    })?;
-                    tally.add(&figures);
-                }
-            }
+        for message in items_among(world, batches, stop, &mut work)? {
+            let figures = measure::read(&message).filter(|figures| figures.len() == 1).ok_or_else(|| {
+                CommError::Protocol("a rank sent bytes that are no figures of an evaluation".into())
+            })?;
+            tally.add(&figures[0]);
         }
         Ok(tally)
     }
@@ -188,7 +162,7 @@ impl<D: Device> Ranker<'_, D> {
 }
 
 /// Minus the logarithm of the positives' share in the softmax over a question's own passages.
-fn contrast(scores: &[f64], positive: &[bool]) -> f64 {
+pub(crate) fn contrast(scores: &[f64], positive: &[bool]) -> f64 {
     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let (mut all, mut found) = (0.0, 0.0);
     for (score, positive) in scores.iter().zip(positive) {

@@ -27,7 +27,7 @@ fn add_scaled(sum: &mut [f64], factor: f64, x: &[f64]) {
 }
 
 /// Logarithm of the sum of exponentials.
-fn log_sum_exp(x: &[f64]) -> f64 {
+pub(crate) fn log_sum_exp(x: &[f64]) -> f64 {
     let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     most + libm::log(x.iter().fold(0.0, |s, v| s + libm::exp(v - most)))
 }

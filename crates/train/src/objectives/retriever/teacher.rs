@@ -59,18 +59,26 @@ impl<D: Device> Teacher<D> {
         let of = |scores: Option<Vec<f32>>| scores.into_iter().flatten().map(f64::from).collect();
         Ok(answers.into_iter().map(|a| of(a.scores)).collect())
     }
-    /// Gives the questions of a shard their scores; those without passages to score keep none.
+    /// As [`Teacher::scores`].
     ///
     /// # Errors
-    /// As [`Teacher::scores`]; a score that is no number.
-    pub(super) fn score(&self, device: &D, shard: &mut RetrieverShard) -> Result<(), TrainError> {
-        let Some(taught) = &shard.taught else { return Ok(()) };
-        let scores = self.scores(device, taught)?;
+    /// As there; a score that is no number.
+    pub fn finite_scores(&self, device: &D, batch: &PackedReaderBatch) -> Result<Vec<Vec<f64>>, TrainError> {
+        let scores = self.scores(device, batch)?;
         if scores.iter().flatten().any(|s| !s.is_finite()) {
             return Err(TrainError::Unusable(
                 "the teacher gives scores that are no numbers; its weights are damaged or its values overflow".into(),
             ));
         }
+        Ok(scores)
+    }
+    /// Gives the questions of a shard their scores; those without passages to score keep none.
+    ///
+    /// # Errors
+    /// As [`Teacher::finite_scores`].
+    pub(super) fn score(&self, device: &D, shard: &mut RetrieverShard) -> Result<(), TrainError> {
+        let Some(taught) = &shard.taught else { return Ok(()) };
+        let scores = self.finite_scores(device, taught)?;
         // Only questions with passages to score are among those that the teacher has read.
         let read = shard.gold.iter_mut().zip(&shard.scored).filter(|(_, scored)| **scored > 0);
         for ((gold, _), scores) in read.zip(scores) {

@@ -71,8 +71,18 @@ impl Work<'_> {
             bar.advance(p.done, "passages");
         };
         let (stop, shards) = (|| self.stop(), cut(part)..cut(part + 1));
-        let embed =
-            || embed_among(world, &encoder, &texts, &settings, folder.as_ref(), shards, &stop, &mut progress);
+        let embed = || {
+            embed_among(
+                world,
+                &encoder,
+                &texts,
+                &settings,
+                folder.as_ref().map(|f| f as _),
+                shards,
+                &stop,
+                &mut progress,
+            )
+        };
         let report = device.run(embed)?;
         if report.stopped {
             return Ok(Outcome::Stopped);

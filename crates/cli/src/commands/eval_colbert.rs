@@ -1,0 +1,186 @@
+//! `tercio eval colbert`: how a ColBERT model orders the documents of queries, by exact scores: where it puts positive ones, and how near its
+//! order is to a teacher's.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Map, Value};
+use tercio_comm::World;
+use tercio_comm::place::Flags;
+use tercio_data::RetrievalExamples;
+use tercio_engine::{Cpu, Device};
+use tercio_train::TrainError;
+use tercio_train::objectives::colbert::ColbertLoss;
+use tercio_train::objectives::colbert::evaluate::ColbertRanker;
+use tercio_train::objectives::colbert::loss::Distillation;
+use tercio_train::objectives::retriever::measure;
+use tercio_train::options::{ColbertLossKind, ColbertTextOptions, MOST_PASSAGES, PrecisionOptions};
+use tercio_train::ranks::corpus::open_among;
+use tercio_train::ranks::options::LinkOptions;
+use tercio_train::ranks::start;
+use tercio_train::run::Signals;
+use tercio_train::setup::colbert::{encoding, open_colbert_among};
+
+use super::common::{self, MOST_QUESTIONS, line, within};
+
+/// Flags of `tercio eval colbert`.
+#[derive(Args)]
+pub struct EvalColbert {
+    /// Model: a folder as `tercio train colbert` takes it, or a run's folder, which stands for its best checkpoint
+    #[arg(long, visible_alias = "model", env = "TERCIO_MODEL_PATH")]
+    model_path: String,
+    /// Folder of the tokenizer; default: the model's folder
+    #[arg(long, env = "TERCIO_TOKENIZER")]
+    tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    text: ColbertTextOptions,
+    /// Examples: queries with documents that have scores, judgements (`hasanswer`, positive and negatives), or both
+    #[arg(long, env = "TERCIO_EVAL_DATA")]
+    eval_data: PathBuf,
+    /// What the loss among the figures is: contrastive over a query's own documents, or the divergence from the file's scores
+    #[arg(long, value_enum, default_value_t = ColbertLossKind::Contrastive)]
+    loss: ColbertLossKind,
+    /// Divisor of the model's scores in that loss
+    #[arg(long, default_value_t = 1.0)]
+    temperature: f64,
+    /// With --loss kl: scores as they are, instead of brought to the range 0 to 1 before
+    #[arg(long)]
+    raw_scores: bool,
+    /// A masked token of a document counts as a product of 0, as in PyLate
+    #[arg(long)]
+    zero_floor: bool,
+    /// Documents of each query, in the order of the example; 0: all
+    #[arg(long, env = "TERCIO_N_CONTEXT", default_value_t = 0)]
+    n_context: usize,
+    /// Queries to use, from the start of the file; -1: all
+    #[arg(long, env = "TERCIO_MAXLOAD", default_value_t = -1, allow_negative_numbers = true)]
+    maxload: i64,
+    /// Queries at a time
+    #[arg(long, env = "TERCIO_PER_GPU_BATCH_SIZE", default_value_t = 8)]
+    per_gpu_batch_size: usize,
+    #[command(flatten)]
+    compute: PrecisionOptions,
+    /// Threads; 0: all cores, shared out to the ranks of a host
+    #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
+    threads: usize,
+    /// Folder for the index of the data, and its decompressed copy; default: a temporary one
+    #[arg(long, env = "TERCIO_CACHE_DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Batches between progress lines
+    #[arg(long, env = "TERCIO_EVAL_PRINT_FREQ", default_value_t = 1000)]
+    eval_print_freq: u64,
+    #[command(flatten)]
+    link: LinkOptions,
+    #[arg(long, default_value_t = -1, hide = true, allow_negative_numbers = true)]
+    local_rank: i64,
+    #[arg(long, default_value_t = -1, hide = true, allow_negative_numbers = true)]
+    main_port: i64,
+    /// Print the figures as one line of JSON on stdout
+    #[arg(long)]
+    json: bool,
+    /// Warnings and errors only
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl EvalColbert {
+    /// Evaluates.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        self.check()?;
+        let place = common::place(Flags { local_rank: self.local_rank, main_port: self.main_port })?;
+        let threads = common::threads_of_rank(self.threads)?;
+        common::start_log(&place, self.quiet)?;
+        let signals = Signals::install()?;
+        let world = common::join(&place, &self.link)?;
+        let figures = match common::end(&world, self.evaluate(&world, threads, &signals))? {
+            Ok(figures) if world.is_main() => figures,
+            Ok(_) => return Ok(ExitCode::SUCCESS),
+            Err(code) => return Ok(code),
+        };
+        if self.json {
+            let figures: Map<String, Value> =
+                figures.iter().map(|(name, v)| ((*name).to_owned(), (*v).into())).collect();
+            line(&Value::from(figures).to_string())?;
+        } else {
+            line(&measure::text(&figures))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn check(&self) -> Result<(), TrainError> {
+        self.link.check().map_err(TrainError::Options)?;
+        self.text.check().map_err(TrainError::Options)?;
+        within(&[("per_gpu_batch_size", self.per_gpu_batch_size, MOST_QUESTIONS)])?;
+        let refuse = |what: String| Err(TrainError::Options(what));
+        if self.n_context > MOST_PASSAGES {
+            return refuse(format!("--n_context {}: expected at most {MOST_PASSAGES}", self.n_context));
+        }
+        if self.maxload < -1 || self.maxload == 0 {
+            return refuse("--maxload must be -1 (all) or at least 1".into());
+        }
+        if self.eval_print_freq == 0 {
+            return refuse("--eval_print_freq must be at least 1".into());
+        }
+        if !(self.temperature.is_finite() && self.temperature > 0.0) {
+            return refuse(format!("--temperature must be a number above 0, is {}", self.temperature));
+        }
+        if self.raw_scores && self.loss != ColbertLossKind::Kl {
+            return refuse(
+                "--raw_scores is a setting of --loss kl; leave it out, or choose that loss".into(),
+            );
+        }
+        Ok(())
+    }
+
+    fn evaluate(
+        &self,
+        world: &World,
+        threads: usize,
+        signals: &Signals,
+    ) -> Result<Vec<(&'static str, f64)>, TrainError> {
+        let device: Cpu = start::device_among(world, threads, self.compute.get())?;
+        let tokenizer = self.tokenizer.as_deref();
+        let open = || open_colbert_among(world, &self.model_path, tokenizer, &self.text, &device);
+        let opened = device.run(open)?;
+        let (data, cache) = (&self.eval_data, self.cache_dir.as_deref());
+        let examples: RetrievalExamples = open_among(world, data, cache, self.link.broadcast_data)?;
+        let encoding = encoding(&opened, &self.text)?;
+        let scale = 1.0 / self.temperature;
+        let ranker = ColbertRanker {
+            device: &device,
+            model: &opened.loaded.model,
+            parameters: &opened.loaded.parameters,
+            tokenizer: &opened.tokenizer,
+            encoding: &encoding,
+            loss: match self.loss {
+                ColbertLossKind::Contrastive => {
+                    ColbertLoss::Contrastive { temperature: self.temperature, smoothing: 0.0 }
+                }
+                ColbertLossKind::Kl => {
+                    ColbertLoss::Distillation(Distillation { normalize: !self.raw_scores, scale, gold: 1.0 })
+                }
+            },
+            zero_floor: self.zero_floor,
+            teacher: None,
+            n_context: if self.n_context == 0 { usize::MAX } else { self.n_context },
+            batch: self.per_gpu_batch_size,
+            print_freq: self.eval_print_freq,
+        };
+        let limit = usize::try_from(self.maxload).unwrap_or(usize::MAX);
+        let stop = || signals.requested().is_some();
+        let figures = match device.run(|| ranker.measure_among(world, &examples, limit, &stop)) {
+            Err(TrainError::Interrupted) => return Err(TrainError::Stopped),
+            other => other?.figures(),
+        };
+        // Nobody is done before rank 0 has seen everything.
+        world.barrier()?;
+        if world.is_main() && figures.is_empty() {
+            return Err(TrainError::Unusable(format!(
+                "{}: no example has scores of all its documents, or judged ones: nothing to measure",
+                data.display()
+            )));
+        }
+        Ok(figures)
+    }
+}

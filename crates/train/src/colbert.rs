@@ -1,0 +1,85 @@
+//! A ColBERT model at work: its texts as tokens, their vectors, exact scores.
+
+use std::path::Path;
+
+use tercio_data::Tokenizer;
+use tercio_engine::Device;
+use tercio_models::colbert::{ColbertConfig, ColbertHeaders, LoadedColbert};
+
+use crate::embed::model_fingerprint;
+use crate::error::TrainError;
+use crate::setup::require_room;
+
+pub mod encode;
+pub mod rerank;
+pub mod tokens;
+
+pub use encode::{ColbertEncoder, TokenPooling};
+pub use tokens::{EncodedText, PackedTexts, TextTokens};
+
+/// A ColBERT model with its values and its tokenizer.
+pub struct ColbertModel<D: Device> {
+    /// The model.
+    pub loaded: LoadedColbert<D>,
+    /// Its tokenizer, which has the prefixes.
+    pub tokenizer: Tokenizer,
+}
+
+impl<D: Device> ColbertModel<D> {
+    /// Reads the values of a folder whose headers are read. `settle` may change the settings of texts and the encoder's dropout before.
+    /// Prefixes that the vocabulary lacks are added to it: a tokenizer that came from `tokenizer`, or lies with the model.
+    ///
+    /// # Errors
+    /// What does not fit; more memory than there is; a tokenizer of more ids than the model has embeddings, beside the prefixes.
+    pub fn read(
+        mut headers: ColbertHeaders,
+        tokenizer: Option<&Path>,
+        settle: impl FnOnce(&mut ColbertConfig),
+        dropout: Option<f64>,
+        seed: u64,
+        device: &D,
+    ) -> Result<ColbertModel<D>, TrainError> {
+        let tokenizer = Tokenizer::load(tokenizer.unwrap_or(&headers.tokenizer))?;
+        let mut config = headers.config.clone();
+        settle(&mut config);
+        let mut encoder = headers.encoder.config.clone();
+        let (ids, rows) = (tokenizer.vocab_size(), encoder.vocab_size());
+        if ids > rows {
+            return Err(TrainError::Vocabulary { tokenizer: ids, model: rows });
+        }
+        let prefixes = [config.query_prefix.clone(), config.document_prefix.clone()];
+        let named: Vec<&str> = prefixes.iter().map(String::as_str).filter(|p| !p.is_empty()).collect();
+        let tokenizer = tokenizer.with_tokens(&named)?;
+        encoder.set_vocab_size(rows.max(tokenizer.vocab_size()));
+        if let Some(p) = dropout {
+            encoder.set_dropout(p);
+        }
+        require_room(encoder.parameters())?;
+        headers.config = config.clone();
+        let loaded = LoadedColbert::with_config(headers, encoder, config, seed, device)?;
+        if let Some(note) = &loaded.note {
+            tracing::info!("{note}");
+        }
+        if loaded.new_layers > 0 {
+            tracing::info!("the projection is new: its values are drawn by the seed");
+        }
+        Ok(ColbertModel { loaded, tokenizer })
+    }
+
+    /// What tells this model from others: its values, its tokenizer and its settings of texts.
+    pub fn fingerprint(&self, device: &D) -> String {
+        let model = &self.loaded.model;
+        let encoder = serde_json::Value::Object(model.encoder.config().to_json(&serde_json::Map::new()));
+        let rest = format!("{encoder} {:?}", model.config);
+        model_fingerprint(device, model.layout(), &self.loaded.parameters, &self.tokenizer, &rest)
+    }
+
+    /// How its texts are encoded.
+    ///
+    /// # Errors
+    /// As [`TextTokens::new`].
+    pub fn tokens(&self) -> Result<TextTokens, TrainError> {
+        let model = &self.loaded.model;
+        TextTokens::new(&model.config, &self.tokenizer, model.encoder.config().max_tokens())
+    }
+}

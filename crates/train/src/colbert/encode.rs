@@ -1,0 +1,112 @@
+//! Vectors of the tokens of texts: queries or documents, pooled or not.
+
+use rayon::prelude::*;
+use tercio_data::Tokenizer;
+use tercio_engine::{Arena, Device, Tape};
+use tercio_models::colbert::{Colbert, pooling};
+use tercio_models::embedding_model::TextKind;
+
+use super::tokens::{EncodedText, PackedTexts, TextTokens};
+use crate::embed::{EncodeTexts, Rows, batches};
+use crate::error::TrainError;
+
+/// How many vectors a document keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenPooling {
+    /// Of so many tokens one vector; 1: all.
+    pub factor: usize,
+    /// Tokens from the first on that keep theirs.
+    pub protected: usize,
+    /// Whether pooled vectors get unit length; PyLate leaves them means.
+    pub unit: bool,
+}
+
+impl TokenPooling {
+    /// All tokens keep their vectors.
+    pub const NONE: TokenPooling = TokenPooling { factor: 1, protected: 1, unit: false };
+}
+
+/// A ColBERT model with what it takes to give it texts.
+pub struct ColbertEncoder<'a, D: Device> {
+    /// The device.
+    pub device: &'a D,
+    /// The model.
+    pub model: &'a Colbert,
+    /// Its values.
+    pub parameters: &'a Arena<D>,
+    /// The tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// How texts become tokens.
+    pub tokens: &'a TextTokens,
+    /// Which kind of texts they are.
+    pub kind: TextKind,
+    /// Pooling of documents.
+    pub pooling: TokenPooling,
+    /// Most tokens of a batch; a longer text is a batch by itself.
+    pub batch_tokens: usize,
+    /// Most texts of a batch.
+    pub batch_texts: usize,
+    /// Texts that are encoded, sorted and cut into batches together, by one rank.
+    pub window: usize,
+}
+
+impl<D: Device> ColbertEncoder<'_, D> {
+    /// Vectors of the tokens of `texts`, in their order; `None` as soon as `stop` says so, which is asked before every batch. Call it within
+    /// the device's pool ([`Device::run`]).
+    ///
+    /// # Errors
+    /// A text that cannot be tokenized.
+    pub fn rows(&self, texts: &[String], stop: &dyn Fn() -> bool) -> Result<Option<Rows>, TrainError> {
+        let encode = |text: &String| match self.kind {
+            TextKind::Question => self.tokens.query(text, self.tokenizer),
+            TextKind::Passage => self.tokens.document(text, self.tokenizer),
+        };
+        let encoded: Vec<EncodedText> = texts.par_iter().map(encode).collect::<Result<_, _>>()?;
+        let width = self.model.dimension();
+        let mut of: Vec<Vec<f32>> = vec![Vec::new(); texts.len()];
+        let mut tokens = 0;
+        for batch in batches(&encoded, self.batch_tokens, self.batch_texts) {
+            if stop() {
+                return Ok(None);
+            }
+            let packed = PackedTexts::new(batch.iter().map(|&i| &encoded[i]))?;
+            tokens += packed.ids.len() as u64;
+            let mut tape = Tape::inference(self.device, self.parameters);
+            let vectors = self.model.embed(&mut tape, packed.rows(), false).tensor.to_vec(self.device);
+            let own: Vec<Vec<f32>> = packed
+                .vectors
+                .par_iter()
+                .map(|span| self.pooled(&vectors[span.start as usize * width..span.end as usize * width]))
+                .collect();
+            batch.into_iter().zip(own).for_each(|(i, own)| of[i] = own);
+        }
+        let lengths = of.iter().map(|own| (own.len() / width) as u32).collect();
+        Ok(Some(Rows { values: of.concat(), lengths, tokens }))
+    }
+
+    fn pooled(&self, vectors: &[f32]) -> Vec<f32> {
+        let TokenPooling { factor, protected, unit } = self.pooling;
+        match factor > 1 && self.kind == TextKind::Passage {
+            true => pooling::pool(vectors, self.model.dimension(), factor, protected, unit),
+            false => vectors.to_vec(),
+        }
+    }
+}
+
+impl<D: Device> EncodeTexts for ColbertEncoder<'_, D> {
+    fn encode(&self, texts: &[String], stop: &dyn Fn() -> bool) -> Result<Option<Rows>, TrainError> {
+        self.rows(texts, stop)
+    }
+    fn dimension(&self) -> usize {
+        self.model.dimension()
+    }
+    fn window(&self) -> usize {
+        self.window.max(1)
+    }
+    fn arithmetic(&self) -> String {
+        self.device.arithmetic()
+    }
+    fn trim(&self) {
+        self.device.trim();
+    }
+}
