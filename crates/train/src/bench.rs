@@ -1,6 +1,7 @@
 //! Times training steps and answering on random weights, as the scripts in `bench` time PyTorch: the same texts, shapes and
 //! optimizer, one warm-up step, the median of the others; texts are encoded before the clock starts. One model, one file.
 
+mod classifier;
 mod colbert;
 mod encoder;
 mod plaid;
@@ -17,6 +18,9 @@ use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
 use tercio_engine::{Arena, Buckets, Device, Draw, Layout, Tensor};
 
+pub use classifier::{
+    ClassifierBenchMode, ClassifierBenchOptions, ClassifierBenchReport, bench_classifier,
+};
 pub use colbert::{ColbertBenchMode, ColbertBenchOptions, ColbertBenchReport, bench_colbert};
 pub use encoder::{EncoderBenchOptions, bench_encoder};
 pub use plaid::{ExactReport, PlaidBenchOptions, PlaidBenchReport, bench_plaid};

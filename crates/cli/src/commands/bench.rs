@@ -96,7 +96,7 @@ fn table(r: &BenchReport, size: &str) -> String {
 }
 
 /// Where the time goes: in the name of a product, T stands for the tokens.
-fn profile_table(profile: &[ProfileLine]) -> Vec<String> {
+pub(super) fn profile_table(profile: &[ProfileLine]) -> Vec<String> {
     let wide = profile.iter().map(|line| line.operation.len()).max().unwrap_or(0).max(16);
     let head = format!(
         "  {:wide$} {:>9} {:>9} {:>7} {:>8} {:>8}",

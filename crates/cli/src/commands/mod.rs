@@ -2,6 +2,7 @@
 
 mod answer;
 mod bench;
+mod bench_classifier;
 mod bench_colbert;
 mod bench_encoder;
 mod bench_plaid;
@@ -198,6 +199,8 @@ enum Bench {
     Plaid(bench_plaid::BenchPlaid),
     /// A retriever of random weights: steps of distillation
     Retriever(bench_retriever::BenchRetriever),
+    /// A text classifier: training steps, or the labels of texts
+    Classifier(bench_classifier::BenchClassifier),
     /// A ColBERT model: contrastive steps, or the encoding of documents
     Colbert(bench_colbert::BenchColbert),
 }
@@ -250,6 +253,7 @@ pub fn run() -> ExitCode {
         Command::Bench(Bench::Encoder(c)) => c.run(),
         Command::Bench(Bench::Plaid(c)) => c.run(),
         Command::Bench(Bench::Retriever(c)) => c.run(),
+        Command::Bench(Bench::Classifier(c)) => c.run(),
         Command::Bench(Bench::Colbert(c)) => c.run(),
         Command::Completions(c) => c.run(Cli::command()),
     });
