@@ -5,13 +5,14 @@
 //! between layers is the sum before the norm: the norm is computed where it is read (`tercio_engine::Normed`).
 
 mod config;
+mod first;
 
 use std::rc::Rc;
 
 use rayon::prelude::*;
 use tercio_engine::random::{key_of_name, normal};
 use tercio_engine::{
-    AttentionShape, Device, Hidden, LayerNorm, Layout, Param, ParamSpec, Span, Tape, Var, positions,
+    AttentionShape, Device, Hidden, LayerNorm, Layout, Normed, Param, ParamSpec, Span, Tape, Var, positions,
 };
 
 pub use config::{BertConfig, BertFamily};
@@ -142,6 +143,24 @@ impl Bert {
         keys: &[Span],
         recompute: bool,
     ) -> Var<D> {
+        let x = self.encode_layers(tape, ids, types, spans, keys, &self.layers, recompute);
+        match self.layers.last() {
+            Some(layer) => tape.layer_norm(&x, layer.norm, None),
+            None => x,
+        }
+    }
+
+    /// What the first of the `layers` give, before the last one's norm.
+    fn encode_layers<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        ids: &[u32],
+        types: Option<&[u32]>,
+        spans: &[Span],
+        keys: &[Span],
+        layers: &'p [Layer],
+        recompute: bool,
+    ) -> Var<D> {
         let c = &self.config;
         let head_dim = c.hidden_size / c.num_attention_heads;
         let shape = Rc::new(AttentionShape {
@@ -159,7 +178,7 @@ impl Bert {
         let x = self.embed(tape, ids, types, spans);
         let drop = tape.dropout(EMBEDDING, c.hidden_dropout);
         let mut x = tape.layer_norm(&x, self.embedding_norm, drop);
-        for (i, layer) in self.layers.iter().enumerate() {
+        for (i, layer) in layers.iter().enumerate() {
             // The first layer reads the embedding, the others the sum of the layer before.
             let norm = i.checked_sub(1).map(|before| self.layers[before].norm);
             let (shape, site) = (shape.clone(), i as u64 * SITES);
@@ -168,10 +187,7 @@ impl Bert {
             };
             x = if recompute { tape.recompute(&[&x], block) } else { block(tape, &[x]) };
         }
-        match self.layers.last() {
-            Some(layer) => tape.layer_norm(&x, layer.norm, None),
-            None => x,
-        }
+        x
     }
 
     fn embed<D: Device>(
@@ -211,12 +227,24 @@ impl Bert {
         let a = tape.self_attention(&qkv, None, &Rc::new(shape));
         // The backward may not need it; then its memory serves the next product.
         drop(qkv);
+        self.after_attention(tape, layer, &a, &n, site)
+    }
+
+    /// The layer behind attention, which gave `a`; `n` is what attention read.
+    fn after_attention<D: Device>(
+        &self,
+        tape: &mut Tape<'_, D>,
+        layer: &Layer,
+        a: &Var<D>,
+        n: &Normed<D>,
+        site: u64,
+    ) -> Var<D> {
+        let c = &self.config;
         // DistilBERT drops nothing here.
         let p = if c.family == BertFamily::DistilBert { 0.0 } else { c.hidden_dropout };
         let dropout = tape.dropout(site + ATTENTION_OUT, p);
         let Linear { weight, bias } = layer.attention_output;
-        let s = tape.linear_bias_residual(&a, weight, Some(bias), &n, dropout);
-        drop(a);
+        let s = tape.linear_bias_residual(a, weight, Some(bias), n, dropout);
         let n = tape.normed(&s, Some(layer.attention_norm));
         let u = tape.linear_bias(&n, layer.input.weight, None);
         let hidden = Hidden { bias: Some(layer.input.bias), kind: c.activation, gated: false, dropout: None };

@@ -121,15 +121,13 @@ impl Classifier {
         spans: &[Span],
         recompute: bool,
     ) -> Var<D> {
-        let states = self.encoder.encode(tape, ids, None, spans, recompute);
         let mut x = match self.config.pooling {
-            Pooling::Mean => tape.span_means(&states, spans),
-            Pooling::First => {
-                let first: Vec<u32> = spans.iter().map(|s| s.start).collect();
-                tape.rows(&states, &first)
+            Pooling::Mean => {
+                let states = self.encoder.encode(tape, ids, None, spans, recompute);
+                tape.span_means(&states, spans)
             }
+            Pooling::First => self.encoder.encode_first(tape, ids, spans, recompute),
         };
-        drop(states);
         let p = self.config.dropout;
         if let Some(dense) = &self.dense {
             if dense.drops_input {

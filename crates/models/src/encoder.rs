@@ -168,6 +168,24 @@ impl Encoder {
             Encoder::ModernBert(m) => m.encode_keyed(tape, ids, spans, keys, recompute),
         }
     }
+    /// The last layer's state of every text's first token, `[spans, width]`; no text may be empty. Less work than [`Encoder::encode`], where
+    /// the family allows it.
+    pub fn encode_first<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        ids: &[u32],
+        spans: &[Span],
+        recompute: bool,
+    ) -> Var<D> {
+        match self {
+            Encoder::Bert(m) => m.encode_first(tape, ids, spans, recompute),
+            Encoder::ModernBert(m) => {
+                let states = m.encode(tape, ids, spans, recompute);
+                let first: Vec<u32> = spans.iter().map(|s| s.start).collect();
+                tape.rows(&states, &first)
+            }
+        }
+    }
     /// Random initial values of one of the encoder's parameters, keyed by the parameter's name and the seed.
     pub fn initial(&self, spec: &ParamSpec, seed: u64) -> Vec<f32> {
         match self {

@@ -324,3 +324,36 @@ fn an_encoder_is_no_classifier() {
     let said = LoadedClassifier::open(&folder(saved.path()), &device).err().unwrap().to_string();
     assert!(said.contains(&loaded.model.head_specs()[0].name), "{said}");
 }
+
+#[test]
+fn states_of_first_tokens_are_those_of_all_tokens() {
+    let device = Cpu::new(2).unwrap();
+    for case in cases() {
+        let loaded = open(&case.folder, &device);
+        let (encoder, parameters) = (&loaded.model.encoder, &loaded.parameters);
+        let (ids, spans) = (case.texts.concat(), spans(&case.texts));
+        let first: Vec<u32> = spans.iter().map(|s| s.start).collect();
+        let run = |alone: bool, recompute: bool| {
+            let mut tape = Tape::recording(&device, parameters, None);
+            let states = match alone {
+                true => encoder.encode_first(&mut tape, &ids, &spans, recompute),
+                false => {
+                    let all = encoder.encode(&mut tape, &ids, None, &spans, recompute);
+                    tape.rows(&all, &first)
+                }
+            };
+            let (rows, columns) = (states.tensor.rows, states.tensor.columns);
+            let slopes: Vec<f32> = (0..rows * columns).map(|i| libm::sin(i as f64) as f32).collect();
+            tape.inject(&states, Tensor::from_values(&device, rows, columns, &slopes));
+            let values = device.read(states.tensor.view());
+            drop(states);
+            let mut gradients = tercio_engine::Arena::zeros(&device, loaded.model.layout());
+            tape.backward(&mut gradients, &[]);
+            (values, device.read_f64(gradients.all()))
+        };
+        let (all, alone) = (run(false, false), run(true, false));
+        assert!(alone.0 == all.0, "{}: other bits", case.name);
+        assert_close(&alone.1, &all.1, &format!("{}: gradients", case.name));
+        assert!(run(true, true) == alone, "{}: recomputed", case.name);
+    }
+}
