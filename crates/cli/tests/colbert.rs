@@ -266,6 +266,142 @@ fn a_new_projection_and_a_saved_model() {
     corner.train("second", &["--model_path", saved, "--total_steps", "2", "--embedding_size", "8"]);
 }
 
+/// The stored case's retrieval as a folder of BEIR: a query's first exact documents are its relevant ones.
+fn collection(corner: &Corner) -> String {
+    let read = |name: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(golden().join("colbert").join(name)).unwrap()).unwrap()
+    };
+    let (input, expected) = (read("input.json"), read("expected.json"));
+    let line = |v: Value| format!("{v}\n");
+    let documents = input["retrieval_documents"].as_object().unwrap().iter();
+    let corpus: String =
+        documents.map(|(id, text)| line(json!({"_id": id, "title": "", "text": text}))).collect();
+    let texts = input["retrieval_queries"].as_array().unwrap();
+    let queries: String = texts
+        .iter()
+        .enumerate()
+        .map(|(i, text)| line(json!({"_id": format!("q{i}"), "text": text})))
+        .collect();
+    let mut qrels = "query-id\tcorpus-id\tscore\n".to_owned();
+    for (i, found) in expected["retrieval"]["exact_top10"].as_array().unwrap().iter().enumerate() {
+        found
+            .as_array()
+            .unwrap()
+            .iter()
+            .for_each(|id| qrels += &format!("q{i}\t{}\t1\n", id.as_str().unwrap()));
+    }
+    std::fs::create_dir_all(corner.place.path("beir/qrels")).unwrap();
+    corner.place.write("beir/corpus.jsonl", &corpus);
+    corner.place.write("beir/queries.jsonl", &queries);
+    corner.place.write("beir/qrels/test.tsv", &qrels);
+    corner.path("beir")
+}
+
+#[test]
+fn golden_colbert_search_of_a_collection_and_reranking() {
+    let corner = Corner::new();
+    let beir = collection(&corner);
+    let model = golden().join("colbert/model");
+    let model = model.to_str().unwrap();
+    let measure = |ranks: usize| {
+        let words = ["eval", "colbert", "--model_path", model, "--beir", &beir, "--json", "--threads", "1"];
+        start(&corner.place.path(""), ranks, |_| tercio(&words)).succeed()
+    };
+    let one = measure(1);
+    assert_eq!(one, measure(2), "two ranks");
+    let figures: Value = serde_json::from_str(&one).unwrap();
+    // The exact order is the stored one, up to ties at its end.
+    for name in ["ndcg_10", "mrr_10", "recall_10", "accuracy_1"] {
+        assert!(figures["beir"][name].as_f64().unwrap() > 0.999, "{name}: {figures}");
+    }
+    // While training it chooses the best checkpoint.
+    corner.train("searched", &["--eval_beir", &beir, "--total_steps", "2", "--eval_freq", "1"]);
+    let run = corner.place.run_dir("searched");
+    assert!(evaluations(&run).iter().all(|e| e["beir_ndcg_10"].is_number()), "{:?}", evaluations(&run));
+    assert!(run.join("checkpoint/best_dev").exists());
+
+    // The documents of each query in another order, and back by their scores.
+    let read = |name: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(golden().join("colbert").join(name)).unwrap()).unwrap()
+    };
+    let (input, expected) = (read("input.json"), read("expected.json"));
+    let documents = input["documents"].as_array().unwrap();
+    let mut data = String::new();
+    for (text, candidates) in
+        input["queries"].as_array().unwrap().iter().zip(expected["rerank"]["candidates"].as_array().unwrap())
+    {
+        let ctx = |id: &Value| {
+            let at: usize = id.as_str().unwrap()[1..].parse().unwrap();
+            json!({"id": id, "title": "", "text": documents[at]})
+        };
+        let ctxs: Vec<Value> = candidates.as_array().unwrap().iter().map(ctx).collect();
+        data += &format!("{}\n", json!({"question": text, "answers": ["a"], "ctxs": ctxs}));
+    }
+    corner.place.write("found.jsonl", &data);
+    let rerank = |ranks: usize, output: &str| {
+        let (data, output) = (corner.path("found.jsonl"), corner.path(output));
+        let words = ["rerank", "--model_path", model, "--data", &data, "--output", &output, "--threads", "1"];
+        start(&corner.place.path(""), ranks, |_| tercio(&words)).succeed();
+        std::fs::read_to_string(output).unwrap()
+    };
+    let found = rerank(1, "one.jsonl");
+    assert_eq!(found, rerank(2, "two.jsonl"), "two ranks");
+    for (line, stored) in found.lines().zip(expected["rerank"]["result"].as_array().unwrap()) {
+        let line: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(line["answers"], json!(["a"]));
+        let (found, stored) = (line["ctxs"].as_array().unwrap(), stored.as_array().unwrap());
+        assert_eq!(found.len(), stored.len());
+        for (f, s) in found.iter().zip(stored) {
+            assert_eq!(f["id"], s["id"], "{line}");
+            let (f, s) = (f["score"].as_f64().unwrap(), s["score"].as_f64().unwrap());
+            assert!((f - s).abs() < 1e-4 * s.abs(), "{f} {s}");
+        }
+    }
+}
+
+#[test]
+fn golden_colbert_vectors_on_disk() {
+    let corner = Corner::new();
+    let input: Value =
+        serde_json::from_slice(&std::fs::read(golden().join("colbert/input.json")).unwrap()).unwrap();
+    let texts = input["documents"].as_array().unwrap();
+    let line =
+        |(i, text): (usize, &Value)| format!("{}\n", json!({"id": i.to_string(), "title": "", "text": text}));
+    corner.place.write("passages.jsonl", &texts.iter().enumerate().map(line).collect::<String>());
+    let (model, passages) = (golden().join("colbert/model"), corner.path("passages.jsonl"));
+    let embed = |name: &str, ranks: usize, more: &[&str]| {
+        let output = corner.path(name);
+        let words =
+            ["embed", "--multi-vector", "--model_path", model.to_str().unwrap(), "--passages", &passages];
+        let rest = ["--output", &output, "--threads", "1", "--passages_per_shard", "5", "--window", "2"];
+        start(&corner.place.path(""), ranks, |_| tercio(&[&words[..], &rest, more].concat())).succeed();
+        tercio_data::multi_vectors::MultiVectors::open(Path::new(&output)).unwrap()
+    };
+    use tercio_data::multi_vectors::TokenVectors;
+    let all = |vectors: &tercio_data::multi_vectors::MultiVectors| {
+        let mut values = vec![0f32; vectors.tokens() as usize * vectors.dimension()];
+        vectors.read(0, &mut values).unwrap();
+        values
+    };
+    let one = embed("one", 1, &[]);
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(golden().join("colbert/expected.json")).unwrap()).unwrap();
+    let counts = |vectors: &dyn TokenVectors| -> Vec<u64> {
+        (0..vectors.documents()).map(|d| vectors.start(d + 1) - vectors.start(d)).collect()
+    };
+    let stored = |name: &str| -> Vec<u64> {
+        expected[name].as_array().unwrap().iter().map(|s| s[0].as_u64().unwrap()).collect()
+    };
+    assert_eq!(counts(&one), stored("documents_shapes"));
+    assert!(all(&one).chunks(one.dimension()).all(|v| {
+        let square: f32 = v.iter().map(|x| x * x).sum();
+        (square - 1.0).abs() < 1e-5
+    }));
+    assert_eq!(all(&embed("two", 2, &[])), all(&one), "two ranks");
+    let pooled = embed("pooled", 1, &["--pool_factor", "2"]);
+    assert_eq!(counts(&pooled), stored("documents_pooled2_shapes"));
+}
+
 #[test]
 fn what_cannot_be_trained_is_named() {
     let corner = Corner::new();

@@ -10,10 +10,12 @@ use crate::embed::model_fingerprint;
 use crate::error::TrainError;
 use crate::setup::require_room;
 
+pub mod collection;
 pub mod encode;
 pub mod rerank;
 pub mod tokens;
 
+pub use collection::{Collection, CollectionSearch};
 pub use encode::{ColbertEncoder, TokenPooling};
 pub use tokens::{EncodedText, PackedTexts, TextTokens};
 

@@ -11,6 +11,8 @@ use tercio_comm::place::Flags;
 use tercio_data::RetrievalExamples;
 use tercio_engine::{Cpu, Device};
 use tercio_train::TrainError;
+use tercio_train::colbert::collection::FIGURES;
+use tercio_train::colbert::{Collection, CollectionSearch};
 use tercio_train::objectives::colbert::ColbertLoss;
 use tercio_train::objectives::colbert::evaluate::ColbertRanker;
 use tercio_train::objectives::colbert::loss::Distillation;
@@ -36,8 +38,14 @@ pub struct EvalColbert {
     #[command(flatten)]
     text: ColbertTextOptions,
     /// Examples: queries with documents that have scores, judgements (`hasanswer`, positive and negatives), or both
-    #[arg(long, env = "TERCIO_EVAL_DATA")]
-    eval_data: PathBuf,
+    #[arg(long, env = "TERCIO_EVAL_DATA", required_unless_present = "beir")]
+    eval_data: Option<PathBuf>,
+    /// Collections as BEIR lays them out (corpus.jsonl, queries.jsonl, qrels/): each is searched whole, by exact scores
+    #[arg(long, num_args = 1.., conflicts_with = "eval_data")]
+    beir: Vec<PathBuf>,
+    /// Which of their judgements
+    #[arg(long, default_value = "test", requires = "beir")]
+    split: String,
     /// What the loss among the figures is: contrastive over a query's own documents, or the divergence from the file's scores
     #[arg(long, value_enum, default_value_t = ColbertLossKind::Contrastive)]
     loss: ColbertLossKind,
@@ -93,18 +101,21 @@ impl EvalColbert {
         common::start_log(&place, self.quiet)?;
         let signals = Signals::install()?;
         let world = common::join(&place, &self.link)?;
-        let figures = match common::end(&world, self.evaluate(&world, threads, &signals))? {
-            Ok(figures) if world.is_main() => figures,
+        let found = match common::end(&world, self.evaluate(&world, threads, &signals))? {
+            Ok(found) if world.is_main() => found,
             Ok(_) => return Ok(ExitCode::SUCCESS),
             Err(code) => return Ok(code),
         };
-        if self.json {
-            let figures: Map<String, Value> =
-                figures.iter().map(|(name, v)| ((*name).to_owned(), (*v).into())).collect();
-            line(&Value::from(figures).to_string())?;
-        } else {
-            line(&measure::text(&figures))?;
-        }
+        line(&match (found, self.json) {
+            (Measured::Examples(figures), true) => object(&figures).to_string(),
+            (Measured::Examples(figures), false) => measure::text(&figures),
+            (Measured::Collections(found), true) => {
+                let sets: Map<String, Value> =
+                    found.iter().map(|(name, figures)| (name.clone(), object(figures))).collect();
+                Value::from(sets).to_string()
+            }
+            (Measured::Collections(found), false) => table(&found),
+        })?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -133,19 +144,38 @@ impl EvalColbert {
         Ok(())
     }
 
-    fn evaluate(
-        &self,
-        world: &World,
-        threads: usize,
-        signals: &Signals,
-    ) -> Result<Vec<(&'static str, f64)>, TrainError> {
+    fn evaluate(&self, world: &World, threads: usize, signals: &Signals) -> Result<Measured, TrainError> {
         let device: Cpu = start::device_among(world, threads, self.compute.get())?;
         let tokenizer = self.tokenizer.as_deref();
         let open = || open_colbert_among(world, &self.model_path, tokenizer, &self.text, &device);
         let opened = device.run(open)?;
-        let (data, cache) = (&self.eval_data, self.cache_dir.as_deref());
-        let examples: RetrievalExamples = open_among(world, data, cache, self.link.broadcast_data)?;
         let encoding = encoding(&opened, &self.text)?;
+        let stop = || signals.requested().is_some();
+        let stopped = |e| if matches!(e, TrainError::Interrupted) { TrainError::Stopped } else { e };
+        let Some(data) = &self.eval_data else {
+            let search = CollectionSearch {
+                device: &device,
+                model: &opened.loaded.model,
+                parameters: &opened.loaded.parameters,
+                tokenizer: &opened.tokenizer,
+                encoding: &encoding,
+                zero_floor: self.zero_floor,
+                batch: self.per_gpu_batch_size,
+            };
+            let measure = |dir: &PathBuf| {
+                let collection = Collection::open(dir, &self.split)?;
+                let found =
+                    device.run(|| search.measure_among(world, &collection, &stop)).map_err(stopped)?;
+                let name =
+                    dir.file_name().map_or_else(|| dir.display().to_string(), |n| n.display().to_string());
+                Ok((name, FIGURES.iter().zip(found).map(|((name, ..), value)| (*name, value)).collect()))
+            };
+            let found = self.beir.iter().map(measure).collect::<Result<_, TrainError>>()?;
+            world.barrier()?;
+            return Ok(Measured::Collections(found));
+        };
+        let cache = self.cache_dir.as_deref();
+        let examples: RetrievalExamples = open_among(world, data, cache, self.link.broadcast_data)?;
         let scale = 1.0 / self.temperature;
         let ranker = ColbertRanker {
             device: &device,
@@ -168,11 +198,8 @@ impl EvalColbert {
             print_freq: self.eval_print_freq,
         };
         let limit = usize::try_from(self.maxload).unwrap_or(usize::MAX);
-        let stop = || signals.requested().is_some();
-        let figures = match device.run(|| ranker.measure_among(world, &examples, limit, &stop)) {
-            Err(TrainError::Interrupted) => return Err(TrainError::Stopped),
-            other => other?.figures(),
-        };
+        let measured = device.run(|| ranker.measure_among(world, &examples, limit, &stop));
+        let figures = measured.map_err(stopped)?.figures();
         // Nobody is done before rank 0 has seen everything.
         world.barrier()?;
         if world.is_main() && figures.is_empty() {
@@ -181,6 +208,41 @@ impl EvalColbert {
                 data.display()
             )));
         }
-        Ok(figures)
+        Ok(Measured::Examples(figures))
     }
+}
+
+/// Figures by name.
+type Figures = Vec<(&'static str, f64)>;
+
+/// What was measured.
+enum Measured {
+    Examples(Figures),
+    /// Each collection by its folder's name.
+    Collections(Vec<(String, Figures)>),
+}
+
+fn object(figures: &Figures) -> Value {
+    figures.iter().map(|(name, v)| ((*name).to_owned(), Value::from(*v))).collect::<Map<_, _>>().into()
+}
+
+/// A table in Markdown, in percent; with the mean of several collections.
+fn table(found: &[(String, Figures)]) -> String {
+    let names: Vec<&str> = FIGURES.iter().map(|(name, ..)| *name).collect();
+    let mut lines = vec![
+        format!("| collection | {} |", names.join(" | ")),
+        format!("| --- |{}", " ---: |".repeat(names.len())),
+    ];
+    let row = |name: &str, values: Vec<f64>| {
+        let shown: Vec<String> = values.iter().map(|v| format!("{:.2}", 100.0 * v)).collect();
+        format!("| {name} | {} |", shown.join(" | "))
+    };
+    for (name, figures) in found {
+        lines.push(row(name, figures.iter().map(|f| f.1).collect()));
+    }
+    if found.len() > 1 {
+        let mean = |i: usize| found.iter().map(|(_, f)| f[i].1).sum::<f64>() / found.len() as f64;
+        lines.push(row("mean", (0..names.len()).map(mean).collect()));
+    }
+    lines.join("\n")
 }

@@ -39,6 +39,11 @@ impl RunFile {
         Ok(run)
     }
 
+    /// A run of documents that were just ranked: each query's, best first.
+    pub fn of(queries: impl IntoIterator<Item = (String, Vec<(String, f64)>)>) -> RunFile {
+        RunFile { queries: queries.into_iter().collect() }
+    }
+
     fn add(&mut self, line: &str) -> Result<(), String> {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
         let [query, _, document, _, score, _] = fields[..] else {

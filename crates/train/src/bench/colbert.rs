@@ -193,6 +193,7 @@ fn train<D: RankDevice>(
         used: train.len(),
         train,
         eval: None,
+        collection: None,
         eval_n_context: usize::MAX,
         eval_batch: micro,
         eval_print_freq: u64::MAX,

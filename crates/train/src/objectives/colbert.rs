@@ -19,6 +19,7 @@ use tercio_engine::{Arena, Buckets, Device, Draw, Layout, Tape, Tensor};
 use tercio_models::colbert::{self, Colbert};
 use tercio_models::model_file::KeptTensor;
 
+use crate::colbert::Collection;
 use crate::error::TrainError;
 use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize, Shown};
 use crate::objectives::retriever::Teacher;
@@ -77,6 +78,8 @@ pub struct ColbertObjective<D: Device> {
     pub used: usize,
     /// Held-out examples.
     pub eval: Option<RetrievalExamples>,
+    /// A collection with judged queries to search while training.
+    pub collection: Option<Collection>,
     /// Documents of each query in evaluation, at most.
     pub eval_n_context: usize,
     /// Queries of an evaluation batch.

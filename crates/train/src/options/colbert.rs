@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tercio_data::DataError;
 use tercio_data::template::TextTemplate;
 
-use super::{MOST_DIMENSIONS, MOST_PASSAGES, MOST_TEXT_TOKENS, TaskOptions, TrainOptions};
+use super::{DataOptions, MOST_DIMENSIONS, MOST_PASSAGES, MOST_TEXT_TOKENS, TaskOptions, TrainOptions};
 
 /// All settings of `tercio train colbert`.
 pub type ColbertOptions = TrainOptions<ColbertModelOptions>;
@@ -125,6 +125,14 @@ pub struct ColbertModelOptions {
     /// Documents of each query in evaluation; 0: as --n_context, all of them with --loss contrastive
     #[arg(long, env = "TERCIO_EVAL_N_CONTEXT", default_value_t = 0)]
     pub eval_n_context: usize,
+    /// A collection as BEIR lays it out (corpus.jsonl, queries.jsonl, qrels/) to search by exact scores at every evaluation; nDCG@10 then
+    /// tells which checkpoint is the best
+    #[arg(long, env = "TERCIO_EVAL_BEIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_beir: Option<PathBuf>,
+    /// Which of its judgements
+    #[arg(long, env = "TERCIO_EVAL_BEIR_SPLIT", default_value = "test")]
+    pub eval_beir_split: String,
     /// Keep only each layer's input for the backward pass and compute the rest again
     #[arg(long, visible_alias = "use-checkpoint", env = "TERCIO_RECOMPUTE")]
     pub recompute: bool,
@@ -174,7 +182,12 @@ impl ColbertModelOptions {
 
 impl TaskOptions for ColbertModelOptions {
     const NAME: &'static str = "colbert";
-    const MAY_CHANGE: &'static [&'static str] = &["eval_n_context", "model_path", "tokenizer", "teacher"];
+    const MAY_CHANGE: &'static [&'static str] =
+        &["eval_n_context", "eval_beir", "eval_beir_split", "model_path", "tokenizer", "teacher"];
+
+    fn evaluates(&self, data: &DataOptions) -> bool {
+        data.eval_data.is_some() || self.eval_beir.is_some()
+    }
 
     fn added() -> Vec<(&'static str, toml::Value)> {
         Vec::new()

@@ -15,7 +15,7 @@ use tercio_models::folder::ModelFolder;
 use super::reader::ReaderModel;
 use super::retriever::{DEFAULT_MODEL, share_teacher};
 use super::{Run, Task, TaskModel, model_folder, open_model, used};
-use crate::colbert::ColbertModel;
+use crate::colbert::{ColbertModel, Collection};
 use crate::error::TrainError;
 use crate::objectives::colbert::batch::ColbertEncoding;
 use crate::objectives::colbert::loss::Distillation;
@@ -135,6 +135,10 @@ impl<D: RankDevice> Task<D> for ColbertModelOptions {
             used: used(options.data.maxload, train.len()),
             train,
             eval,
+            collection: match &o.eval_beir {
+                Some(dir) => Some(Collection::open(dir, &o.eval_beir_split)?),
+                None => None,
+            },
             eval_n_context: match (o.eval_n_context, o.distils()) {
                 (0, true) => o.n_context,
                 (0, false) => usize::MAX,

@@ -11,6 +11,8 @@ use tercio_models::colbert::Colbert;
 
 use super::batch::{ColbertEncoding, ColbertShard, EncodedQuery};
 use super::{ColbertLoss, ColbertObjective};
+use crate::colbert::CollectionSearch;
+use crate::colbert::collection::FIGURES;
 use crate::error::TrainError;
 use crate::objective::Evaluation;
 use crate::objectives::retriever::Teacher;
@@ -19,6 +21,8 @@ use crate::objectives::retriever::evaluate::contrast;
 use crate::objectives::retriever::measure::{self, QuestionFigures, Tally, compare_orders, rank_positives};
 use crate::ranks::in_order::{Batches, items_among};
 
+/// Documents of a collection at a time, at least.
+const SEARCHED: usize = 16;
 /// Share of pairs of a positive and another document of a query of which the positive scores higher: of one positive and one negative
 /// PyLate's accuracy of triplets.
 pub const TRIPLETS: &str = "triplet_accuracy";
@@ -219,24 +223,46 @@ impl<D: Device> ColbertObjective<D> {
         parameters: &Arena<D>,
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<Option<Evaluation>, TrainError> {
-        let Some(examples) = &self.eval else { return Ok(None) };
-        let found = self.ranker(device, parameters).measure_among(world, examples, usize::MAX, &|| stop())?;
-        if !world.is_main() {
-            return Ok(None);
+        let mut figures = Vec::new();
+        let mut score = None;
+        if let Some(examples) = &self.eval {
+            let ranker = self.ranker(device, parameters);
+            let found = ranker.measure_among(world, examples, usize::MAX, &|| stop())?;
+            if world.is_main() {
+                let loss = loss_of(&found, &examples.path().display().to_string())?;
+                score = Some(-loss);
+                figures = found.figures();
+            }
         }
-        let path = examples.path().display();
-        let loss = found.tally.loss().ok_or_else(|| {
-            TrainError::Unusable(format!(
-                "{path}: no example has a positive document, so nothing can be measured; give --eval_data with positives or none"
-            ))
-        })?;
-        if !loss.is_finite() {
-            return Err(TrainError::Unusable(format!(
-                "{path}: the loss of the evaluation is {loss}; a lower --lr or a longer --warmup_steps mostly help"
-            )));
+        if let Some(collection) = &self.collection {
+            let search = CollectionSearch {
+                device,
+                model: &self.model,
+                parameters,
+                tokenizer: &self.tokenizer,
+                encoding: &self.encoding,
+                zero_floor: self.zero_floor,
+                batch: self.eval_batch.max(SEARCHED),
+            };
+            let found = search.measure_among(world, collection, &|| stop())?;
+            score = found.first().copied().or(score);
+            figures.extend(FIGURES.iter().zip(found).map(|((_, name, _), value)| (*name, value)));
         }
-        let figures = found.figures();
+        let Some(score) = score else { return Ok(None) };
         let text = measure::text(&figures);
-        Ok(Some(Evaluation { score: -loss, figures, text }))
+        Ok(Some(Evaluation { score, figures, text }))
+    }
+}
+
+/// The loss of an evaluation of the file `path`.
+fn loss_of(found: &ColbertFigures, path: &str) -> Result<f64, TrainError> {
+    match found.tally.loss() {
+        Some(loss) if loss.is_finite() => Ok(loss),
+        Some(loss) => Err(TrainError::Unusable(format!(
+            "{path}: the loss of the evaluation is {loss}; a lower --lr or a longer --warmup_steps mostly help"
+        ))),
+        None => Err(TrainError::Unusable(format!(
+            "{path}: no example has a positive document, so nothing can be measured; give --eval_data with positives or none"
+        ))),
     }
 }
