@@ -110,7 +110,7 @@ fn a_file_that_changes_in_use_is_noticed() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
     fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(prop_oneof![any::<u8>(), Just(b'\n'), Just(b'"'), Just(b','), Just(b'_')], 0..200)) {
         for name in ["c.txt", "c.csv", "c.tsv", "c.jsonl", "c.json"] {

@@ -48,7 +48,8 @@ impl Document {
 /// - `.txt`, `.ft`, `.fasttext`: FastText's lines, `__label__NAME` once or more, then the text;
 /// - `.csv`, `.tsv`: rows of fields, quoted as Python's csv module does it, with named columns ([`Columns`]);
 /// - `.jsonl` (or one list in `.json`): objects with a text and a label or a list of labels;
-/// - `.parquet`, with the feature of that name: likewise;
+/// - `.parquet`, with the feature of that name: likewise, of columns that data is known to have (`text`, `sentence`, `content`, `title`,
+///   `question`; `label`, `labels`, `class`);
 /// - a folder with a folder for each label, in which every file is a document.
 ///
 /// Files also as `.gz` or `.zst`. Shared between threads freely: reading takes no lock and moves no file position.
@@ -197,18 +198,32 @@ impl Documents {
         &self,
         take: &mut dyn FnMut(usize, Result<Document, DataError>) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
+        self.each_of(&|_| true, take)
+    }
+
+    /// As [`Documents::each`], of those rows that are wanted.
+    pub(crate) fn each_of(
+        &self,
+        wanted: &dyn Fn(usize) -> bool,
+        take: &mut dyn FnMut(usize, Result<Document, DataError>) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
         match &self.source {
             Source::File { items, form } => {
                 let header = form.header();
                 items.each(header..items.len(), &mut |at, bytes, place| {
                     let row = at - header;
-                    take(row, self.parse(form, bytes, Place { row, ..place }))
+                    match wanted(row) {
+                        true => take(row, self.parse(form, bytes, Place { row, ..place })),
+                        false => Ok(()),
+                    }
                 })
             }
-            Source::Folder(folder) => (0..folder.len()).try_for_each(|i| match folder.get(i) {
-                Err(e) if !is_of_item(&e) => Err(e),
-                document => take(i, document),
-            }),
+            Source::Folder(folder) => {
+                (0..folder.len()).filter(|&i| wanted(i)).try_for_each(|i| match folder.get(i) {
+                    Err(e) if !is_of_item(&e) => Err(e),
+                    document => take(i, document),
+                })
+            }
         }
     }
 

@@ -107,10 +107,7 @@ impl Split {
     /// # Errors
     /// As [`Documents::get`]; what `take` returns.
     pub fn each(&self, take: &mut dyn FnMut(Document) -> Result<(), DataError>) -> Result<(), DataError> {
-        self.documents.each(&mut |row, document| match self.rows.contains(row) {
-            true => take(document?),
-            false => Ok(()),
-        })
+        self.documents.each_of(&|row| self.rows.contains(row), &mut |_, document| take(document?))
     }
 
     /// Their labels in the order of their first appearance, with their counts.
