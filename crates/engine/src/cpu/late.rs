@@ -1,5 +1,5 @@
 //! Kernels of late interaction: for every token of a query the greatest inner product with the rows of a document, the same
-//! looked up in a table of bytes, the best centroids of every token, and the nearest centroid of many rows.
+//! looked up in a table of bytes, and the best centroids of every token; below it the nearest centroid of many rows, and residuals.
 //!
 //! An inner product is one chain of multiply-adds over the dimension, in order: the same bits whatever the number of rows, threads or
 //! lanes, on every instruction set that fuses multiply-add. Tokens of the query lie beside each other in vector registers, so that
@@ -13,19 +13,17 @@ use rayon::prelude::*;
 #[cfg(target_arch = "x86_64")]
 use super::lanes::Pairs;
 use super::lanes::{Lanes, kernel};
-use super::product::{Operand, product};
 use super::{Cpu, Device, Isa, math};
 
+mod nearest;
 mod residuals;
 
 pub use residuals::{Buckets, PackedRows};
 
 /// Tokens of a query that are multiplied together.
 pub const LANES: usize = 32;
-/// Rows that are compared with [`CENTROIDS`] centroids at once.
-const ROWS: usize = 1024;
-/// See [`ROWS`].
-const CENTROIDS: usize = 1024;
+/// Rows that a thread takes at a time.
+const ROWS: usize = 512;
 
 /// Tokens of a query as the kernels read them.
 pub struct QueryTokens {
@@ -146,10 +144,36 @@ impl Greatest for [f32; 4] {
     }
 }
 
-/// Raises `best` (`V` vectors) to the products of `rows` rows of `steps` elements, `J` rows at a time.
+/// Products of `J` rows of `steps` elements with `V` vectors of lanes.
 ///
-/// SAFETY: `query` has `steps` rows of `lanes` elements, of which the first `V` vectors are read; `rows` elements are there; the
-/// processor has the instructions.
+/// SAFETY: `query` has `steps` rows of `lanes` elements, of which the first `V` vectors are read; the rows are there; the processor has
+/// the instructions.
+#[inline(always)]
+unsafe fn sums<L: Lanes, const J: usize, const V: usize>(
+    query: *const f32,
+    lanes: usize,
+    rows: *const f32,
+    steps: usize,
+) -> [[L; V]; J] {
+    unsafe {
+        let mut sums = [[L::zero(); V]; J];
+        for d in 0..steps {
+            let q = query.add(d * lanes);
+            let q: [L; V] = std::array::from_fn(|v| L::load(q.add(v * L::N)));
+            for (j, sums) in sums.iter_mut().enumerate() {
+                let x = L::splat(rows.add(j * steps + d));
+                for v in 0..V {
+                    sums[v] = sums[v].fma(q[v], x);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Raises `best` (`V` vectors) to the products of `count` rows, `J` of them at a time.
+///
+/// SAFETY: as of [`sums`].
 #[inline(always)]
 unsafe fn strip<L: Greatest, const J: usize, const V: usize>(
     query: *const f32,
@@ -160,29 +184,19 @@ unsafe fn strip<L: Greatest, const J: usize, const V: usize>(
     best: &mut [L; V],
 ) {
     unsafe {
-        let mut sums = [[L::zero(); V]; J];
         let mut r = 0;
         while r + J <= count {
-            sums.iter_mut().flatten().for_each(|s| *s = L::zero());
-            let from = rows.add(r * steps);
-            for d in 0..steps {
-                let q = query.add(d * lanes);
-                let q: [L; V] = std::array::from_fn(|v| L::load(q.add(v * L::N)));
-                for j in 0..J {
-                    let x = L::splat(from.add(j * steps + d));
-                    for v in 0..V {
-                        sums[j][v] = sums[j][v].fma(q[v], x);
-                    }
-                }
-            }
-            for sums in &sums {
+            for sums in sums::<L, J, V>(query, lanes, rows.add(r * steps), steps) {
                 for v in 0..V {
                     best[v] = best[v].greatest(sums[v]);
                 }
             }
             r += J;
         }
-        if J > 1 && r < count {
+        // What is left by fours, then one by one.
+        if J > 4 && r < count {
+            strip::<L, 4, V>(query, lanes, rows.add(r * steps), count - r, steps, best);
+        } else if J > 1 && r < count {
             strip::<L, 1, V>(query, lanes, rows.add(r * steps), count - r, steps, best);
         }
     }
@@ -268,37 +282,6 @@ kernel! {
     }
 }
 
-kernel! {
-    /// The greatest of `scores[i] - halves[i]`, and the first place that has it.
-    fn first_greatest(scores: &[f32], halves: &[f32]) -> (usize, f32) {
-        let mut lanes = [f32::NEG_INFINITY; 64];
-        let (chunks, rest) = scores.as_chunks::<64>();
-        let (half_chunks, half_rest) = halves.as_chunks::<64>();
-        for (scores, halves) in chunks.iter().zip(half_chunks) {
-            for l in 0..64 {
-                let value = scores[l] - halves[l];
-                lanes[l] = if value > lanes[l] { value } else { lanes[l] };
-            }
-        }
-        let mut most = f32::NEG_INFINITY;
-        for v in lanes.iter().copied().chain(rest.iter().zip(half_rest).map(|(s, h)| s - h)) {
-            most = if v > most { v } else { most };
-        }
-        // Half of these are looked through, on average, and most blocks need no look at their elements.
-        for (n, (scores, halves)) in scores.chunks(64).zip(halves.chunks(64)).enumerate() {
-            let mut any = 0u32;
-            for (s, h) in scores.iter().zip(halves) {
-                any |= u32::from(s - h == most);
-            }
-            if any != 0 {
-                let place = scores.iter().zip(halves).position(|(s, h)| s - h == most);
-                return (n * 64 + place.unwrap_or(0), most);
-            }
-        }
-        (0, most)
-    }
-}
-
 impl Cpu {
     /// Raises `best` (a number for each of the query's lanes) to the inner products of its tokens with rows, on the calling thread.
     pub fn raise_to_products(&self, query: &QueryTokens, rows: &[f32], best: &mut [f32]) {
@@ -318,7 +301,7 @@ impl Cpu {
                 Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => avx512(job, best.as_mut_ptr()),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => avx2(job, best.as_mut_ptr()),
-                _ => strips::<[f32; 4], 1, 4>(job, best.as_mut_ptr()),
+                _ => strips::<[f32; 4], 1, 8>(job, best.as_mut_ptr()),
             }
         }
     }
@@ -391,24 +374,20 @@ impl Cpu {
         }
     }
 
-    /// Products of rows with `others`, both of `dimension` numbers: row i with other j at `i * others + j`.
-    pub fn products(&self, rows: &[f32], others: &[f32], dimension: usize) -> Vec<f32> {
-        let (n, m) = (rows.len() / dimension, others.len() / dimension);
-        let mut out = vec![0.0; n * m];
-        self.run(|| self.products_into(rows, others, dimension, &mut out));
-        out
-    }
-
-    fn products_into(&self, rows: &[f32], others: &[f32], dimension: usize, out: &mut [f32]) {
-        let operand = |x: &[f32]| Operand {
-            data: x.as_ptr(),
-            rows: x.len() / dimension,
-            columns: dimension,
-            row: dimension,
-            column: 1,
+    /// Inner products of the query's tokens with rows: those of a row beside each other, one for each lane of the query, zeros where there is no
+    /// token.
+    pub fn products_of_lanes(&self, query: &QueryTokens, rows: &[f32]) -> Vec<f32> {
+        let (lanes, steps) = (query.lanes, query.dimension);
+        let mut out = vec![0.0; rows.len() / steps * lanes];
+        let of = |(rows, out): (&[f32], &mut [f32])| {
+            let (rows, count) = (rows.as_ptr(), rows.len() / steps);
+            let job = Job { query: query.values.as_ptr(), lanes, rows, count, steps };
+            nearest::products(self.isa(), job, out);
         };
-        let others_t = operand(others).t();
-        product(self.arithmetic, operand(rows), others_t, out, others.len() / dimension, false);
+        self.run(|| {
+            out.par_chunks_mut(ROWS * lanes).zip(rows.par_chunks(ROWS * steps)).for_each(|(o, r)| of((r, o)))
+        });
+        out
     }
 
     /// The `count` best codes of every lane, best first, of equal scores the first: lane l's at `[l]`. `scores`: `lanes` numbers a code.
@@ -438,34 +417,6 @@ impl Cpu {
             }
         }
         best.into_iter().map(|best| best.into_iter().map(|(_, code)| code).collect()).collect()
-    }
-
-    /// For every row the centroid c whose `row.c - halves[c]` is greatest, of equal ones the first, and that number: with halves of
-    /// the squared norms the nearest one. Products in the device's precision, in blocks of a fixed size.
-    pub fn nearest(
-        &self,
-        rows: &[f32],
-        centroids: &[f32],
-        halves: &[f32],
-        dimension: usize,
-    ) -> Vec<(u32, f32)> {
-        let mut nearest = vec![(0u32, f32::NEG_INFINITY); rows.len() / dimension];
-        let block = |(rows, nearest): (&[f32], &mut [(u32, f32)])| {
-            let mut scores = vec![0.0; nearest.len() * CENTROIDS.min(halves.len())];
-            for (n, centroids) in centroids.chunks(CENTROIDS * dimension).enumerate() {
-                let count = centroids.len() / dimension;
-                let halves = &halves[n * CENTROIDS..][..count];
-                self.products_into(rows, centroids, dimension, &mut scores[..nearest.len() * count]);
-                for (nearest, scores) in nearest.iter_mut().zip(scores.chunks_exact(count)) {
-                    let (place, most) = first_greatest(self.isa(), scores, halves);
-                    if most > nearest.1 {
-                        *nearest = ((n * CENTROIDS + place) as u32, most);
-                    }
-                }
-            }
-        };
-        self.run(|| rows.par_chunks(ROWS * dimension).zip(nearest.par_chunks_mut(ROWS)).for_each(block));
-        nearest
     }
 }
 

@@ -46,12 +46,12 @@ impl PlaidIndex {
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Vec<Hit>>, SearchError> {
         let asked = asked(queries, self.settings.dimension)?;
-        let of = |(query, rows): (&QueryTokens, &&[f32])| match stop() {
+        let of = |query: &QueryTokens| match stop() {
             true => Err(SearchError::Stopped),
-            false => self.search_one(cpu, query, rows, how),
+            false => self.search_one(cpu, query, how),
         };
         let found: Vec<Result<Vec<Hit>, SearchError>> =
-            cpu_run(cpu, || asked.par_iter().zip(queries).with_max_len(1).map(of).collect());
+            cpu_run(cpu, || asked.par_iter().with_max_len(1).map(of).collect());
         found.into_iter().collect()
     }
 
@@ -59,7 +59,6 @@ impl PlaidIndex {
         &self,
         cpu: &Cpu,
         query: &QueryTokens,
-        rows: &[f32],
         how: PlaidSearch<'_>,
     ) -> Result<Vec<Hit>, SearchError> {
         let allowed = |row: u32| !self.deleted.has(row) && how.only.is_none_or(|only| only.has(row));
@@ -76,7 +75,7 @@ impl PlaidIndex {
         if most <= candidates {
             chosen = self.all(allowed);
         } else {
-            let scores = self.of_centroids(cpu, query, rows);
+            let scores = cpu.products_of_lanes(query, &self.centroids);
             let probes = if how.probes == 0 { PROBES } else { how.probes };
             let mut found = self.probed(cpu, query, &scores, probes, &allowed);
             if found.len() < how.depth.min(most) {
@@ -109,14 +108,6 @@ impl PlaidIndex {
             starts.filter(|(pair, _)| pair[0] < pair[1]).map(|(_, row)| row).collect::<Vec<u32>>()
         };
         self.pieces.iter().flat_map(with_vectors).filter(|row| allowed(*row)).collect()
-    }
-
-    /// Inner products of every centroid with every lane of the query: a centroid's beside each other. Lanes without a token have zeros.
-    fn of_centroids(&self, cpu: &Cpu, query: &QueryTokens, rows: &[f32]) -> Vec<f32> {
-        let dimension = self.settings.dimension;
-        let mut padded = rows.to_vec();
-        padded.resize(query.lanes() * dimension, 0.0);
-        cpu.products(&self.centroids, &padded, dimension)
     }
 
     /// The rows in the lists of the centroids that are best for a token, ascending.

@@ -2,8 +2,11 @@
 //!
 //! Value i of a row lies in bits `i * bits ..` of its bytes, lowest first; 1, 2, 4 or 8 bits, so that a byte holds whole values.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
 use super::super::lanes::{fma, kernel};
-use super::super::{Cpu, math};
+use super::super::{Cpu, Isa};
 
 /// Buckets of numbers: bucket b holds what is above `b` cut-offs, and stands for `weights[b]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +89,6 @@ fn put_together<const P: usize, const F: bool>(bytes: &[f32], rows: PackedRows<'
     let dimension = rows.dimension;
     let (table, _) = bytes.as_chunks::<P>();
     let width = dimension.div_ceil(P);
-    let last = (rows.centroids.len() / dimension).saturating_sub(1);
     for ((code, packed), out) in
         rows.codes.iter().zip(rows.residuals.chunks_exact(width)).zip(out.chunks_exact_mut(dimension))
     {
@@ -97,14 +99,41 @@ fn put_together<const P: usize, const F: bool>(bytes: &[f32], rows: PackedRows<'
         for (out, value) in rest.iter_mut().zip(&table[usize::from(packed[width - 1])]) {
             *out = *value;
         }
-        let centroid = usize::from(u16::from_le_bytes(*code)).min(last) * dimension;
-        out.iter_mut().zip(&rows.centroids[centroid..][..dimension]).for_each(|(o, c)| *o += c);
+        let centroid = rows.centroid(*code);
+        out.iter_mut().zip(centroid).for_each(|(o, c)| *o += c);
         if rows.unit {
-            let square = math::sum(dimension, |i, s| fma::<F>(out[i], out[i], s));
-            // Zeros stay what they are.
-            let factor = if square > 0.0 { 1.0 / square.sqrt() } else { 1.0 };
+            let mut lanes = [0f32; 32];
+            let (chunks, rest) = out.as_chunks::<32>();
+            for chunk in chunks {
+                for l in 0..32 {
+                    lanes[l] = fma::<F>(chunk[l], chunk[l], lanes[l]);
+                }
+            }
+            for (lane, v) in lanes.iter_mut().zip(rest) {
+                *lane = fma::<F>(*v, *v, *lane);
+            }
+            let factor = factor(lanes);
             out.iter_mut().for_each(|o| *o *= factor);
         }
+    }
+}
+
+/// One over the root of the sum of lanes, added as a tree; zeros stay what they are.
+#[inline(always)]
+fn factor(mut lanes: [f32; 32]) -> f32 {
+    for half in [16, 8, 4, 2, 1] {
+        for l in 0..half {
+            lanes[l] += lanes[l + half];
+        }
+    }
+    if lanes[0] > 0.0 { 1.0 / lanes[0].sqrt() } else { 1.0 }
+}
+
+impl<'a> PackedRows<'a> {
+    #[inline(always)]
+    fn centroid(&self, code: [u8; 2]) -> &'a [f32] {
+        let last = (self.centroids.len() / self.dimension).saturating_sub(1);
+        &self.centroids[usize::from(u16::from_le_bytes(code)).min(last) * self.dimension..][..self.dimension]
     }
 }
 
@@ -115,6 +144,44 @@ kernel! {
             2 => put_together::<4, F>(&buckets.bytes, rows, out),
             4 => put_together::<2, F>(&buckets.bytes, rows, out),
             _ => put_together::<1, F>(&buckets.bytes, rows, out),
+        }
+    }
+}
+
+/// The same for 4 bits and a dimension of whole 32: the sixteen weights lie in a register, and sixteen values are looked up at once.
+///
+/// SAFETY: the processor has AVX-512; `out` and `rows.residuals` have room for all codes, 16 weights are there.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
+unsafe fn four_bits(buckets: &Buckets, rows: PackedRows<'_>, out: &mut [f32]) {
+    let dimension = rows.dimension;
+    unsafe {
+        let weights = _mm512_loadu_ps(buckets.weights.as_ptr());
+        let low = _mm_set1_epi8(15);
+        for ((code, packed), out) in rows
+            .codes
+            .iter()
+            .zip(rows.residuals.chunks_exact(dimension / 2))
+            .zip(out.chunks_exact_mut(dimension))
+        {
+            let centroid = rows.centroid(*code);
+            let mut squares = [_mm512_setzero_ps(); 2];
+            for k in (0..dimension).step_by(16) {
+                let bytes = _mm_loadl_epi64(packed.as_ptr().add(k / 2).cast());
+                let upper = _mm_and_si128(_mm_srli_epi16::<4>(bytes), low);
+                let numbers = _mm_unpacklo_epi8(_mm_and_si128(bytes, low), upper);
+                let values = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(numbers), weights);
+                let values = _mm512_add_ps(values, _mm512_loadu_ps(centroid.as_ptr().add(k)));
+                squares[k / 16 % 2] = _mm512_fmadd_ps(values, values, squares[k / 16 % 2]);
+                _mm512_storeu_ps(out.as_mut_ptr().add(k), values);
+            }
+            if rows.unit {
+                let mut lanes = [0f32; 32];
+                _mm512_storeu_ps(lanes.as_mut_ptr(), squares[0]);
+                _mm512_storeu_ps(lanes.as_mut_ptr().add(16), squares[1]);
+                let factor = factor(lanes);
+                out.iter_mut().for_each(|o| *o *= factor);
+            }
         }
     }
 }
@@ -142,6 +209,14 @@ impl Cpu {
         );
         assert_eq!(rows.residuals.len(), count * buckets.row_bytes(dimension));
         assert_eq!(out.len(), count * dimension);
+        #[cfg(target_arch = "x86_64")]
+        if buckets.bits == 4
+            && dimension.is_multiple_of(32)
+            && matches!(self.isa(), Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512)
+        {
+            // SAFETY: the processor has the instructions; sizes were compared above, and buckets of 4 bits have 16 weights.
+            return unsafe { four_bits(buckets, rows, out) };
+        }
         unpack(self.isa(), buckets, rows, out);
     }
 }
@@ -149,7 +224,6 @@ impl Cpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::Isa;
     use crate::random::{key, normal};
 
     #[test]

@@ -11,6 +11,14 @@ fn devices() -> impl Iterator<Item = Cpu> {
     Isa::ALL.into_iter().filter(|isa| isa.available()).map(|isa| Cpu::with_isa(2, isa).unwrap())
 }
 
+fn cpu_of(isa: Isa) -> Cpu {
+    Cpu::with_isa(2, isa).unwrap()
+}
+
+fn cpu_products(cpu: &Cpu, query: &QueryTokens, rows: &[f32]) -> Vec<f32> {
+    cpu.products_of_lanes(query, rows)
+}
+
 fn exact(query: &[f32], rows: &[f32], dimension: usize) -> f64 {
     let dot =
         |q: &[f32], x: &[f32]| -> f64 { q.iter().zip(x).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum() };
@@ -109,6 +117,7 @@ fn the_best_of_every_lane_are_those_of_a_sort() {
 #[test]
 fn the_nearest_centroid_is_found_in_any_block() {
     let dimension = 6;
+    const CENTROIDS: usize = 1000;
     let centroids = numbers(8, (2 * CENTROIDS + 77) * dimension);
     let halves: Vec<f32> =
         centroids.chunks(dimension).map(|c| c.iter().map(|v| v * v).sum::<f32>() / 2.0).collect();
@@ -129,6 +138,33 @@ fn the_nearest_centroid_is_found_in_any_block() {
             };
             let best = (0..halves.len()).map(of).fold(f32::NEG_INFINITY, f32::max);
             assert!((of(*place as usize) - best).abs() < 1e-4 && (most - best).abs() < 1e-4);
+        }
+        // In bf16: nearly as near.
+        let fast = cpu.with_precision(crate::cpu::Precision::Bf16);
+        for (row, (place, _)) in
+            rows.chunks(dimension).zip(fast.nearest(&rows, &centroids, &halves, dimension))
+        {
+            let of = |c: usize| -> f32 {
+                row.iter().zip(&centroids[c * dimension..]).map(|(a, b)| a * b).sum::<f32>() - halves[c]
+            };
+            let best = (0..halves.len()).map(of).fold(f32::NEG_INFINITY, f32::max);
+            assert!(best - of(place as usize) < 0.2, "{best} {}", of(place as usize));
+        }
+        let query = QueryTokens::new(&rows[..40 * dimension], dimension);
+        let products = cpu_products(&cpu_of(fast.isa()), &query, &centroids[..1003 * dimension]);
+        for (c, products) in products.chunks(64).enumerate() {
+            for (lane, product) in products.iter().enumerate() {
+                let of = |(a, b): (&f32, &f32)| f64::from(*a) * f64::from(*b);
+                let want: f64 = match lane < 40 {
+                    true => rows[lane * dimension..][..dimension]
+                        .iter()
+                        .zip(&centroids[c * dimension..])
+                        .map(of)
+                        .sum(),
+                    false => 0.0,
+                };
+                assert!((f64::from(*product) - want).abs() < 1e-4, "{c} {lane}");
+            }
         }
     }
 }
