@@ -52,9 +52,16 @@ impl Top {
         }
     }
 
+    /// Looks at what was offered since this was last done, unless it is little, so that [`Top::least`] is about as high as it can be.
+    pub fn settle(&mut self) {
+        if self.hits.len() > self.depth + self.depth / 8 || self.least == f32::NEG_INFINITY {
+            self.cut();
+        }
+    }
+
     /// Leaves the best, in no order, and remembers the worst of them.
     fn cut(&mut self) {
-        if self.hits.len() > self.depth {
+        if self.hits.len() >= self.depth.max(1) {
             self.hits.select_nth_unstable_by(self.depth - 1, better);
             self.hits.truncate(self.depth);
             self.least = self.hits[self.depth - 1].score;

@@ -180,6 +180,24 @@ proptest! {
 }
 
 #[test]
+fn constants_that_hide_frequencies_find_the_same() {
+    let place = Place::new();
+    // Frequencies up to some hundreds, most of which look alike as shares.
+    let long = |i: u64| ("w0 ".repeat((i % 7 * 50) as usize), format!("w1 w{} w0", i % 40));
+    let mut texts = texts(5, 3000, 40);
+    texts.extend((0..600).map(long));
+    let mut index = place.build("index", &place.passages(&texts), &Bm25Settings::default(), MEMORY);
+    let queries = queries(5, 40);
+    for (k1, b) in [(0.0, 0.0), (0.0, 1.0), (1e-6, 0.5), (1000.0, 1.0), (1000.0, 0.0)] {
+        index.set_constants(Bm25Constants { k1, b }).unwrap();
+        for depth in [1, 10, 5000] {
+            let found = search(&index, &queries, depth);
+            assert_eq!(bits(&found), bits(&index.search_all(&queries, depth).unwrap()), "{k1} {b} {depth}");
+        }
+    }
+}
+
+#[test]
 fn a_build_in_little_memory_has_the_same_bytes() {
     let place = Place::new();
     // Some five times what the least memory holds.

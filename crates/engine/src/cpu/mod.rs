@@ -30,6 +30,7 @@ mod product;
 mod product_amx;
 pub mod screen;
 mod state_attention;
+pub mod weigh;
 
 use std::sync::Arc;
 

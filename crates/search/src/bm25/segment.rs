@@ -147,6 +147,16 @@ impl Segment {
         self.list_of(entry).ok_or_else(|| self.postings_damaged())
     }
 
+    /// How often a term stands in a passage that has it.
+    pub fn frequency(&self, entry: &ListEntry, row: u32) -> Result<u32, SearchError> {
+        let mut list = self.list(entry)?;
+        let mut block = Postings::empty();
+        list.skip_to(row);
+        list.read(&mut block).ok_or_else(|| self.postings_damaged())?;
+        let at = block.rows[..block.len].binary_search(&row).map_err(|_| self.postings_damaged())?;
+        Ok(block.frequencies[at])
+    }
+
     fn list_of(&self, entry: &ListEntry) -> Option<List<'_>> {
         let start = usize::try_from(entry.start).ok()?;
         let bytes = self.postings.get(start..start.checked_add(usize::try_from(entry.bytes).ok()?)?)?;
