@@ -72,7 +72,9 @@ impl<D: Device> ColbertModel<D> {
     pub fn fingerprint(&self, device: &D) -> String {
         let model = &self.loaded.model;
         let encoder = serde_json::Value::Object(model.encoder.config().to_json(&serde_json::Map::new()));
-        let rest = format!("{encoder} {:?}", model.config);
+        // How long texts may be is not the model: questions are asked with another length than passages were embedded with.
+        let config = ColbertConfig { query_length: 0, document_length: 0, ..model.config.clone() };
+        let rest = format!("{encoder} {config:?}");
         model_fingerprint(device, model.layout(), &self.loaded.parameters, &self.tokenizer, &rest)
     }
 

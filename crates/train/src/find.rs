@@ -18,16 +18,19 @@ use tercio_data::Passages;
 use tercio_engine::Cpu;
 use tercio_search::bm25::{self, Bm25Constants, Bm25Index, Bm25Settings, Progress};
 use tercio_search::manifest::Manifest;
+use tercio_search::plaid;
 use tercio_search::{Hit, SearchError};
 
 use crate::error::TrainError;
 use crate::scratch::ScratchFolder;
 
 mod dense;
+mod late;
 pub mod queries;
 mod ranks;
 
 pub use dense::{Dense, DenseSettings, FLAT, FlatSettings, append_compressed, build_flat, collection_of};
+pub use late::{Late, append_late, build_late, delete_late, read_ids};
 pub use ranks::{FoundReport, FoundSettings, search_among, write_found_among};
 
 /// How often an index is opened that is replaced meanwhile.
@@ -46,6 +49,8 @@ pub struct FindSettings {
     pub b: Option<f64>,
     /// How an index of vectors is asked.
     pub dense: DenseSettings,
+    /// File of the ids of the passages that may be found, one a line; of an index of late interaction.
+    pub only: Option<PathBuf>,
 }
 
 /// An open index of any kind.
@@ -54,6 +59,8 @@ pub enum AnyIndex {
     Bm25(Box<Bm25Index>),
     /// By vectors of passages and questions: exact, or compressed.
     Dense(Box<Dense>),
+    /// By the vectors of their tokens.
+    Late(Box<Late>),
 }
 
 impl AnyIndex {
@@ -84,6 +91,11 @@ impl AnyIndex {
         settings: &FindSettings,
         device: Option<&Cpu>,
     ) -> Result<AnyIndex, TrainError> {
+        if settings.only.is_some() && manifest.kind != plaid::KIND {
+            let what =
+                format!("--only is for an index of late interaction; this one is of kind {}", manifest.kind);
+            return Err(TrainError::Options(what));
+        }
         match manifest.kind.as_str() {
             bm25::KIND => {
                 settings.dense.check_of_words()?;
@@ -97,7 +109,7 @@ impl AnyIndex {
                 }
                 Ok(AnyIndex::Bm25(Box::new(index)))
             }
-            kind if dense::is_dense(kind) => {
+            kind if dense::is_dense(kind) || kind == plaid::KIND => {
                 let device = device.ok_or_else(|| {
                     let what =
                         format!("{}: an index of vectors needs a device to be opened on", dir.display());
@@ -107,10 +119,15 @@ impl AnyIndex {
                     let what = "--k1 and --b are constants of BM25; the index is one of vectors";
                     return Err(TrainError::Options(what.into()));
                 }
+                if kind == plaid::KIND {
+                    let only = settings.only.as_deref();
+                    let late = Late::open(device, dir, manifest, &settings.dense, only)?;
+                    return Ok(AnyIndex::Late(Box::new(late)));
+                }
                 Ok(AnyIndex::Dense(Box::new(Dense::open(device, dir, manifest, &settings.dense)?)))
             }
             other => Err(TrainError::Unusable(format!(
-                "{}: an index of kind {other:?}, which this version of Tercio does not know; it knows bm25, flat and compressed",
+                "{}: an index of kind {other:?}, which this version of Tercio does not know; it knows bm25, flat, compressed and plaid",
                 dir.display()
             ))),
         }
@@ -121,6 +138,7 @@ impl AnyIndex {
         match self {
             AnyIndex::Bm25(index) => index.manifest(),
             AnyIndex::Dense(index) => index.manifest(),
+            AnyIndex::Late(index) => index.index().manifest(),
         }
     }
 
@@ -137,6 +155,7 @@ impl AnyIndex {
         match self {
             AnyIndex::Bm25(index) => Ok(index.search(questions, depth, stop)?),
             AnyIndex::Dense(index) => index.search(questions, depth, stop),
+            AnyIndex::Late(index) => index.search(questions, depth, stop),
         }
     }
 }

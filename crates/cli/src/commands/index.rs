@@ -6,14 +6,18 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tercio_comm::place::Flags;
-use tercio_data::{Passages, Vectors};
+use tercio_data::{MultiVectors, Passages, Vectors};
 use tercio_engine::{Cpu, Device, memory};
 use tercio_search::bm25::{Analyzer, Bm25Constants, Bm25Settings, Fields, LEAST_MEMORY};
 use tercio_search::compressed::{CompressedIndex, CompressedOptions};
 use tercio_search::flat::{Metric, read_all, same_model};
 use tercio_search::manifest::Manifest;
+use tercio_search::plaid::{PlaidOptions, PlaidReport};
 use tercio_train::TrainError;
-use tercio_train::find::{append_bm25, append_compressed, build_bm25, build_flat, collection_of};
+use tercio_train::find::{
+    append_bm25, append_compressed, append_late, build_bm25, build_flat, build_late, collection_of,
+    delete_late, read_ids,
+};
 use tercio_train::run::{Progress, Signals, Verbosity, init_logging_of_rank};
 use tercio_train::scratch::ScratchFolder;
 
@@ -31,12 +35,12 @@ pub struct Index {
     #[arg(long, value_enum, default_value_t = Kind::Bm25)]
     kind: Kind,
     /// Passages: .tsv (id, text, title), .jsonl or .json, also .gz or .zst
-    #[arg(long, env = "TERCIO_PASSAGES")]
-    passages: PathBuf,
+    #[arg(long, env = "TERCIO_PASSAGES", required_unless_present = "delete")]
+    passages: Option<PathBuf>,
     /// Folder of the index; one that stands there is replaced once the new one is whole
     #[arg(long, visible_aliases = ["index", "output-path"])]
     output: PathBuf,
-    /// Vectors of the passages, for an index of vectors: a folder of `tercio embed`
+    /// Vectors of the passages, for an index of vectors: a folder of `tercio embed`, for late interaction with --multi-vector
     #[arg(long, visible_alias = "passages-embeddings", required_if_eq_any = [("kind", "flat"), ("kind", "compressed")])]
     vectors: Option<PathBuf>,
     /// How vectors are compared; default: inner
@@ -48,7 +52,16 @@ pub struct Index {
     /// Bytes of a passage's code in a compressed index, an even number; 0: an eighth of the vector's numbers
     #[arg(long, default_value_t = 0)]
     code_bytes: usize,
-    /// Vectors that a compressed index learns from; 0: 64 for every list
+    /// Bits of a number of an index of late interaction: 1, 2, 4 or 8; default: 4
+    #[arg(long)]
+    bits: Option<usize>,
+    /// Centroids of an index of late interaction; default: the power of two below 16 times the root of the number of vectors
+    #[arg(long)]
+    centroids: Option<usize>,
+    /// Remove the passages of these ids, a file of one a line, from the index of late interaction that stands there
+    #[arg(long, conflicts_with_all = ["append", "vectors", "bits", "centroids", "sample"])]
+    delete: Option<PathBuf>,
+    /// Vectors that a compressed index, or one of late interaction, learns from; 0: 64 for every list, or 32 for every centroid
     #[arg(long, default_value_t = 0)]
     sample: usize,
     /// Which vectors these are
@@ -58,9 +71,9 @@ pub struct Index {
     #[arg(long)]
     recall_vectors: Option<PathBuf>,
     /// Add the passages that the file has gained at its end to the index that stands there, made as it was made. For a compressed
-    /// index --vectors are those of the new passages alone
+    /// index, or one of late interaction, --vectors are those of the new passages alone
     #[arg(long, conflicts_with_all = [
-        "analyzer", "fields", "k1", "b", "metric", "lists", "code_bytes", "sample", "recall_vectors",
+        "analyzer", "fields", "k1", "b", "metric", "lists", "code_bytes", "sample", "recall_vectors", "bits", "centroids",
     ])]
     append: bool,
     /// How text becomes words; default: stopped
@@ -100,6 +113,9 @@ enum Kind {
     Flat,
     /// Their vectors in inverted lists of short codes, of which the best are scored again: fast, and not always the same as exact
     Compressed,
+    /// The vectors of their tokens, in a few bits each, around centroids: late interaction, as PLAID has it
+    #[value(alias = "colbert")]
+    Plaid,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -154,9 +170,24 @@ impl Index {
         init_logging_of_rank(0, "", if self.quiet { Verbosity::Quiet } else { Verbosity::Normal })?;
         let signals = Signals::install()?;
         let stop = || signals.requested().is_some();
+        if let Some(ids) = &self.delete {
+            let since = std::time::Instant::now();
+            let found = read_ids(ids)?;
+            if found.is_empty() {
+                let what = format!("{}: expected ids of passages, one a line, found none", ids.display());
+                return Err(TrainError::Unusable(what).into());
+            }
+            let report = delete_late(&self.output, &found).map_err(TrainError::from)?;
+            let deleted = report.settings.deleted;
+            tracing::info!("{deleted} of {} passages are deleted", report.manifest.collection.count);
+            self.tell(&report.manifest, true, since.elapsed().as_secs_f64())?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let scratch = ScratchFolder::new()?;
         let cache = self.cache_dir.as_deref().unwrap_or(scratch.path());
-        let passages = Passages::open(&self.passages, cache)?;
+        let path = self.passages.as_ref();
+        let path = path.ok_or_else(|| TrainError::Options("--passages: expected a file".into()))?;
+        let passages = Passages::open(path, cache)?;
         if !passages.is_quoted() {
             tracing::warn!("{}", not_quoted(&passages));
         }
@@ -181,6 +212,11 @@ impl Index {
                     |share: f64| bar.advance((share * passages.len() as f64) as u64, "passages");
                 self.compressed(&device, &passages, &stop, &mut progress).map(Some)
             }
+            Kind::Plaid => {
+                let mut progress =
+                    |share: f64| bar.advance((share * passages.len() as f64) as u64, "passages");
+                self.late(&device, &passages, &stop, &mut progress).map(|report| Some(report.manifest))
+            }
         })?;
         let changed = made.is_some();
         let manifest = made.map_or_else(|| Manifest::read(&self.output), Ok).map_err(TrainError::from)?;
@@ -200,14 +236,21 @@ impl Index {
         let lists = [
             ("--lists", self.lists > 0),
             ("--code-bytes", self.code_bytes > 0),
-            ("--sample", self.sample > 0),
             ("--recall-vectors", self.recall_vectors.is_some()),
         ];
-        let vectors = [("--vectors", self.vectors.is_some()), ("--metric", self.metric.is_some())];
+        let sample = [("--sample", self.sample > 0)];
+        let metric = [("--metric", self.metric.is_some())];
+        let late = [
+            ("--bits", self.bits.is_some()),
+            ("--centroids", self.centroids.is_some()),
+            ("--delete", self.delete.is_some()),
+        ];
+        let vectors = [("--vectors", self.vectors.is_some())];
         let (kind, unused): (_, Vec<&[(&str, bool)]>) = match self.kind {
-            Kind::Bm25 => ("bm25", vec![&vectors, &lists]),
-            Kind::Flat => ("flat", vec![&words, &lists]),
-            Kind::Compressed => ("compressed", vec![&words]),
+            Kind::Bm25 => ("bm25", vec![&vectors, &metric, &lists, &sample, &late]),
+            Kind::Flat => ("flat", vec![&words, &lists, &sample, &late]),
+            Kind::Compressed => ("compressed", vec![&words, &late]),
+            Kind::Plaid => ("plaid", vec![&words, &metric, &lists]),
         };
         match unused.into_iter().flatten().find(|(_, given)| *given) {
             None => Ok(()),
@@ -302,6 +345,33 @@ impl Index {
             );
         }
         Ok(report.manifest)
+    }
+
+    fn late(
+        &self,
+        device: &Cpu,
+        passages: &Passages,
+        stop: &dyn Fn() -> bool,
+        progress: &mut dyn FnMut(f64),
+    ) -> Result<PlaidReport, TrainError> {
+        let path = self.vectors.as_ref();
+        let path = path.ok_or_else(|| TrainError::Options("--vectors: expected a folder".into()))?;
+        let vectors = MultiVectors::open(path)?;
+        let report = match self.append {
+            true => append_late(device, &self.output, &vectors, passages, stop, progress)?,
+            false => {
+                let options = PlaidOptions {
+                    bits: self.bits.unwrap_or(4),
+                    centroids: self.centroids.unwrap_or(0),
+                    sample: self.sample,
+                    seed: self.seed,
+                    ..PlaidOptions::default()
+                };
+                build_late(device, &self.output, &vectors, passages, &options, stop, progress)?
+            }
+        };
+        report.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        Ok(report)
     }
 
     fn tell(&self, m: &Manifest, changed: bool, seconds: f64) -> anyhow::Result<()> {

@@ -80,13 +80,16 @@ pub struct Search {
     /// Keep the vectors in memory, for many questions
     #[arg(long)]
     resident: bool,
-    /// Lists of a compressed index that a question looks into; 0: as the index says
+    /// Lists of a compressed index that a question looks into, of one of late interaction each of its tokens; 0: as the index says, or 8
     #[arg(long, default_value_t = 0)]
     probes: usize,
     /// Passages of a compressed index that are scored again from their vectors; 0: none, and scores are estimates; default: four
-    /// times --n-docs
+    /// times --n-docs. Of an index of late interaction: passages that are scored; default: that many, and 512 at least
     #[arg(long)]
     rescore: Option<usize>,
+    /// File of ids, one a line, of the passages that may be found, for an index of late interaction. Without ids nothing is
+    #[arg(long)]
+    only: Option<PathBuf>,
     /// Compare the checksums of the index's files first, and of the vectors that it reads
     #[arg(long)]
     verify: bool,
@@ -190,6 +193,7 @@ impl Search {
                 probes: self.probes,
                 rescore: self.rescore,
             },
+            only: self.only.clone(),
         };
         if self.verify {
             verify(&self.index, self.rescore != Some(0), stop)?;
@@ -317,6 +321,7 @@ fn why_fewer(finder: &Finder) -> &'static str {
     match finder.index() {
         AnyIndex::Bm25(_) => "no other passage has a word of theirs",
         AnyIndex::Dense(_) if manifest.kind == FLAT => "the collection has no more",
+        AnyIndex::Late(_) => "the index, or the passages of --only, have no more",
         AnyIndex::Dense(_) => {
             "the lists that were looked into, or the collection, have no more; see --probes"
         }

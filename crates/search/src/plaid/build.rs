@@ -144,7 +144,23 @@ impl PlaidIndex {
         stop: &dyn Fn() -> bool,
         progress: &mut dyn FnMut(f64),
     ) -> Result<PlaidReport, SearchError> {
-        let (folder, earlier) = IndexFolder::open_earlier(dir)?;
+        let taken = IndexFolder::open_earlier(dir)?;
+        PlaidIndex::add_to(cpu, vectors, collection, taken, stop, progress)
+    }
+
+    /// As [`PlaidIndex::add`], for who has taken the folder and has looked at its manifest.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn add_to(
+        cpu: &Cpu,
+        vectors: &dyn TokenVectors,
+        collection: Collection,
+        (folder, earlier): (IndexFolder, Manifest),
+        stop: &dyn Fn() -> bool,
+        progress: &mut dyn FnMut(f64),
+    ) -> Result<PlaidReport, SearchError> {
+        let dir = &folder.dir().to_owned();
         let index = PlaidIndex::of_manifest(dir, earlier.clone())?;
         let (mut settings, origin) = (index.settings.clone(), vectors.origin());
         if settings.dimension != vectors.dimension()
