@@ -93,8 +93,8 @@ fn two_and_four_ranks_give_the_bits_of_one() {
 #[test]
 fn killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_bits() {
     let corner = Corner::new();
-    let flags =
-        ["--epochs", "6", "--recipe", "train", "--patience", "0", "--optim", "adamw", "--head", "linear"];
+    let flags = "--epochs 6 --recipe train --patience 0 --optim adamw --head linear --average_decay 0.9";
+    let flags: Vec<&str> = flags.split(' ').collect();
     corner.train("whole", &flags);
     let (whole, run) = (corner.dir("whole"), corner.dir("killed"));
     for ranks in [2, 4] {
@@ -111,6 +111,17 @@ fn killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_bits() {
     assert!(events(&run, "resume").iter().any(|&step| step % 5 != 0), "{:?}", events(&run, "resume"));
     assert_eq!(losses(&run), losses(&whole), "every update is logged once, with the same loss");
     assert!(bits(&run, "step-30") == bits(&whole, "step-30"), "parameters, head and moments differ");
+    // The average went along, and is a model of its own.
+    let average = |run: &Path, file: &str| std::fs::read(run.join(file)).unwrap();
+    for file in ["average-model/model.safetensors", "checkpoint/step-30/average.safetensors"] {
+        assert!(average(&run, file) == average(&whole, file), "{file} differs");
+    }
+    let last = average(&run, "checkpoint/step-30/model.safetensors");
+    assert!(average(&run, "average-model/model.safetensors") != last);
+    let (model, data) = (run.join("average-model"), corner.place.path("dev.txt"));
+    let words = ["eval", "classifier", "--model", model.to_str().unwrap(), "--data", data.to_str().unwrap()];
+    let output = tercio(&words).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(events(&run, "eval"), [5, 10, 15, 20, 25, 30]);
     assert_eq!(table(&run), table(&whole), "rates, epochs without gain and figures too");
     let head = &table(&run)[0];
@@ -153,7 +164,9 @@ fn the_model_of_a_run_is_the_best_or_the_last() {
     let corner = Corner::new();
     let flags = ["--epochs", "3", "--lr", "3e-3"];
     for (name, which) in [("best", "best"), ("last", "last")] {
-        let output = corner.train(name, &[&flags[..], &["--use_model", which, "--json"]].concat());
+        let test = golden().join("flair_classifier/corpus/test.txt");
+        let more = ["--use_model", which, "--json", "--test_data", test.to_str().unwrap()];
+        let output = corner.train(name, &[&flags[..], &more].concat());
         let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
         let dir = corner.dir(name);
         let best = format!("step-{}", outcome["best"]["step"]);
@@ -162,6 +175,16 @@ fn the_model_of_a_run_is_the_best_or_the_last() {
         });
         let chosen = if which == "best" { best.clone() } else { "step-15".into() };
         assert_eq!(links, [chosen, best, "step-15".into()]);
+        // What was measured at the end is what the command measures of the run's model.
+        let measured: Value = serde_json::from_slice(&std::fs::read(dir.join("test.json")).unwrap()).unwrap();
+        let words = ["eval", "classifier", "--model", dir.to_str().unwrap(), "--threads", "1", "--json"];
+        let data = ["--data", test.to_str().unwrap()];
+        let output = tercio(&[&words[..], &data].concat()).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["accuracy"], measured["accuracy"], "{report}");
+        let near = |a: &Value, b: &Value| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-9;
+        assert!(near(&report["loss"], &measured["loss"]), "{report} {measured}");
         let config = std::fs::read(dir.join("final-model/config.json")).unwrap();
         let config: Value = serde_json::from_slice(&config).unwrap();
         assert_eq!(config["architectures"], serde_json::json!(["BertForSequenceClassification"]));
@@ -215,9 +238,11 @@ fn a_missing_dev_is_cut_the_same_on_all_ranks() {
         })
         .succeed();
         let said = std::fs::read_to_string(corner.dir(name).join("run.log")).unwrap();
+        assert!(said.contains("test, 4 documents"), "{said}");
         // 40 documents: 4 are cut for test, then 4 of 36 for dev; 32 in batches of 4 are 8 updates.
         assert!(said.contains("32 documents in train, 4 in dev, 4 in test"), "{said}");
-        (bits(&corner.dir(name), "step-8"), table(&corner.dir(name)))
+        let test = std::fs::read_to_string(corner.dir(name).join("test.json")).unwrap();
+        (bits(&corner.dir(name), "step-8"), table(&corner.dir(name)), test)
     };
     assert!(run("one", 1) == run("two", 2));
 }

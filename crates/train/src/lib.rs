@@ -2,6 +2,7 @@
 
 pub mod accumulate;
 pub mod answer;
+pub mod average;
 pub mod bench;
 pub mod classify;
 pub mod colbert;

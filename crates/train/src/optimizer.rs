@@ -15,8 +15,8 @@ use crate::step::TrainState;
 
 /// Adafactor's constants: added to squares of gradients, and the least size of a parameter that a rate is scaled by.
 const ADAFACTOR_EPS: (f64, f64) = (1e-30, 1e-3);
-/// Elements that SGD steps at a time: the gradient is not its to change, so it works on a copy.
-const SGD_BLOCK: usize = 1 << 20;
+/// Elements of a sum of arenas at a time: a part of the source is copied, for the source is not to change.
+const SUM_BLOCK: usize = 1 << 20;
 
 /// Names and shapes of the two arenas of moments, [`TrainState::first`] and [`TrainState::second`], as a checkpoint has them.
 pub fn moments(optim: Optim, parameters: &Layout) -> [Layout; 2] {
@@ -149,7 +149,7 @@ impl Optimizer {
                     continue;
                 }
                 if o.optim == Optim::Sgd {
-                    descend(device, p, gradients, both, lr * gradient_scale, 1.0 - lr * weight_decay);
+                    scaled_sum(device, p, 1.0 - lr * weight_decay, gradients, -lr * gradient_scale, both);
                     continue;
                 }
                 let from = at + both.start - part.start;
@@ -164,25 +164,25 @@ impl Optimizer {
     }
 }
 
-/// `p = decay p - rate g` on a stretch of the arenas.
-fn descend<D: Device>(
+/// `target = a target + b source` on a stretch of the arenas.
+pub(crate) fn scaled_sum<D: Device>(
     device: &D,
-    parameters: &mut Arena<D>,
-    gradients: &Arena<D>,
+    target: &mut Arena<D>,
+    a: f64,
+    source: &Arena<D>,
+    b: f64,
     stretch: Range<usize>,
-    rate: f64,
-    decay: f64,
 ) {
     let mut start = stretch.start;
     while start < stretch.end {
-        let block = start..stretch.end.min(start + SGD_BLOCK);
+        let block = start..stretch.end.min(start + SUM_BLOCK);
         start = block.end;
         let mut step = Tensor::scratch(device, 1, block.len());
-        device.copy(step.view_mut(), gradients.range(block.clone()));
-        device.scale(step.view_mut(), -rate);
-        if decay != 1.0 {
-            device.scale(parameters.range_mut(block.clone()), decay);
+        device.copy(step.view_mut(), source.range(block.clone()));
+        device.scale(step.view_mut(), b);
+        if a != 1.0 {
+            device.scale(target.range_mut(block.clone()), a);
         }
-        device.add(parameters.range_mut(block), step.view());
+        device.add(target.range_mut(block), step.view());
     }
 }

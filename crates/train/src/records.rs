@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use tercio_comm::World;
 
+use crate::average::Average;
 use crate::error::TrainError;
 use crate::layer_norms::LayerNorms;
 use crate::objective::{Evaluation, Objective};
 use crate::ranks::RankDevice;
 use crate::ranks::parts::Parts;
 use crate::ranks::report::{RankReport, Report};
-use crate::run::{FoundCheckpoint, LossTable, MetricsWriter, Progress, StopReason, TensorboardWriter, memory};
+use crate::run::{
+    FoundCheckpoint, LossTable, MetricsWriter, Progress, StopReason, TensorboardWriter, memory,
+};
 use crate::state::{self, Best, Counters, StoredState};
 use crate::step::{TrainState, UpdateOutcome};
 use crate::trainer::{LoopOptions, RunFolder, RunOutcome};
@@ -158,7 +161,8 @@ impl<'a> Records<'a> {
     ) -> Result<(), TrainError> {
         let Some(losses) = &mut self.losses else { return Ok(()) };
         let bad = self.options.plateau.map(|_| counters.plateau.bad);
-        let dev = evaluation.map(|e| ["loss", "precision", "recall", "f1", "accuracy"].map(|name| e.figure(name)));
+        let dev =
+            evaluation.map(|e| ["loss", "precision", "recall", "f1", "accuracy"].map(|name| e.figure(name)));
         Ok(losses.row(step, bad, lr, train_loss, dev)?)
     }
 
@@ -189,6 +193,7 @@ impl<'a> Records<'a> {
         device: &D,
         objective: &O,
         state: &TrainState<D>,
+        average: Option<&Average<D>>,
         counters: &Counters,
     ) -> Result<(), TrainError> {
         let values = state.parameters.all();
@@ -198,11 +203,16 @@ impl<'a> Records<'a> {
         self.metrics.sync()?;
         let RunFolder { store, lease, .. } = self.folder;
         let writer = store.begin(state.step)?;
-        let needed = state::checkpoint_bytes(self.options.optim.optim, objective.layout());
+        let mut needed = state::checkpoint_bytes(self.options.optim.optim, objective.layout());
+        needed += average.map_or(0, |_| objective.layout().len() as u64 * 4);
         writer.require_space(needed)?;
         let optim = self.options.optim.optim;
         state::save(world, parts, device, objective, optim, state, writer.path())
             .map_err(|error| error.or_disk_full(needed))?;
+        if let Some(average) = average {
+            let written = average.write(device, objective.layout(), writer.path());
+            written.map_err(|error| error.or_disk_full(needed))?;
+        }
         let stored = StoredState {
             counters: counters.clone(),
             data: objective.fingerprint(),

@@ -58,5 +58,26 @@ fn go<T: Task<Cpu>>(
     let settled = options.model.settle(&mut settings, Objective::<Cpu>::examples(objective));
     settled.map_err(TrainError::Options)?;
     let state = &mut run.state;
-    trainer::train_among(world, &parts, device, objective, &settings, folder, state, counters, Some(signals))
+    let outcome = trainer::train_among(
+        world,
+        &parts,
+        device,
+        objective,
+        &settings,
+        folder,
+        state,
+        counters,
+        Some(signals),
+    )?;
+    if outcome.stopped.is_none() {
+        let interrupted = || signals.requested().is_some();
+        let conclude =
+            || T::conclude(options, world, device, objective, &state.parameters, folder, &interrupted);
+        match device.run(conclude) {
+            // The same command does it again, and nothing else.
+            Err(TrainError::Interrupted) => tracing::warn!("the run's last measurement was interrupted"),
+            other => other?,
+        }
+    }
+    Ok(outcome)
 }

@@ -60,6 +60,21 @@ pub trait Task<D: RankDevice>: TaskOptions {
         eval: Option<Self::Data>,
         device: &D,
     ) -> Result<(Self::Objective, Arena<D>), TrainError>;
+    /// What is done by all ranks when the last update is, and everything saved; `parameters` are the last ones, `folder` is rank 0's.
+    ///
+    /// # Errors
+    /// What cannot be read or written; a rank was lost.
+    fn conclude(
+        _options: &TrainOptions<Self>,
+        _world: &World,
+        _device: &D,
+        _objective: &Self::Objective,
+        _parameters: &Arena<D>,
+        _folder: Option<&RunFolder>,
+        _interrupted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<(), TrainError> {
+        Ok(())
+    }
     /// Where the weights of a run without checkpoints come from, as a flag would say it; `none`: not from a folder.
     fn model_path(&self) -> &str;
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tercio_comm::{CommError, World};
 use tercio_data::Batches;
 
+use crate::average::Average;
 use crate::error::TrainError;
 use crate::grace::Grace;
 use crate::objective::{Evaluation, Objective};
@@ -60,6 +61,8 @@ pub struct LoopOptions {
     pub plateau: Option<PlateauOptions>,
     /// Whether the run's folder gets a `loss.tsv`, as flair writes it.
     pub loss_table: bool,
+    /// Decay of a running average of the parameters, kept beside them.
+    pub average: Option<f64>,
     /// The model that stands for the run (its link `model`) is the last one, and not the best.
     pub last_is_model: bool,
 }
@@ -89,6 +92,7 @@ impl LoopOptions {
             shuffle: true,
             plateau: None,
             loss_table: false,
+            average: None,
             last_is_model: false,
         })
     }
@@ -139,6 +143,8 @@ struct Loop<'a, D: RankDevice, O> {
     counters: Counters,
     /// Rank 0's.
     records: Option<Records<'a>>,
+    /// Rank 0's, where one is wanted.
+    average: Option<Average<D>>,
     signals: Option<&'a Signals>,
     grace: Grace,
     saved: Option<u64>,
@@ -195,6 +201,12 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
         objective,
         options,
         counters: counters.unwrap_or_default(),
+        average: match (options.average, folder) {
+            (Some(decay), Some(folder)) if world.is_main() => {
+                Some(average_of(device, decay, objective, folder, state)?)
+            }
+            _ => None,
+        },
         records,
         signals,
         grace: Grace::new(Duration::from_secs(options.grace_seconds)),
@@ -247,6 +259,9 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
                 continue; // The signal is still there: the next one stops before it begins.
             }
         };
+        if let Some(average) = &mut run.average {
+            device.run(|| average.update(device, &state.parameters, state.step));
+        }
         run.grace.updated();
         run.grace.saved(stepper.longest_save());
         report.update(state.step, &outcome, stepper.spans());
@@ -284,6 +299,9 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
     if stopped.is_none() && run.counters.evaluation_due {
         // The signal came in the evaluation of the last update: the run is not done without it.
         stopped = agree_on_signal(world, signals.and_then(Signals::requested))?;
+    }
+    if let (Some(average), Some(folder), None) = (&run.average, folder, stopped) {
+        average.save(device, objective, &folder.dir)?;
     }
     let best = run.counters.best;
     let outcome = match run.records {
@@ -348,7 +366,10 @@ impl<D: RankDevice, O: Objective<D>> Loop<'_, D, O> {
             let (score, loss) = agreed.unwrap_or((-train_loss, None));
             if self.counters.plateau.evaluated(plateau, score, loss) {
                 let lr = self.options.optim.lr * self.counters.plateau.rate;
-                tracing::info!("update {}: no gain for too long: the learning rate falls to {lr:.2e}", state.step);
+                tracing::info!(
+                    "update {}: no gain for too long: the learning rate falls to {lr:.2e}",
+                    state.step
+                );
             }
         }
         if let Some(records) = &mut self.records {
@@ -374,7 +395,8 @@ impl<D: RankDevice, O: Objective<D>> Loop<'_, D, O> {
         let (world, parts, device) = (self.world, self.parts, self.device);
         match &mut self.records {
             Some(records) => {
-                records.save(world, parts, device, self.objective, state, &self.counters)?;
+                let average = self.average.as_ref();
+                records.save(world, parts, device, self.objective, state, average, &self.counters)?;
                 self.grace.saved(start.elapsed());
             }
             None => state::give_moments(world, parts, device, state)?,
@@ -384,11 +406,22 @@ impl<D: RankDevice, O: Objective<D>> Loop<'_, D, O> {
     }
 }
 
+/// The average at the start of a run, or that of the checkpoint it goes on from.
+fn average_of<D: RankDevice, O: Objective<D>>(
+    device: &D,
+    decay: f64,
+    objective: &O,
+    folder: &RunFolder,
+    state: &TrainState<D>,
+) -> Result<Average<D>, TrainError> {
+    match folder.store.latest_complete()?.filter(|found| found.step == state.step) {
+        Some(found) => Average::read(device, decay, objective.layout(), &found.path),
+        None => Ok(Average::start(device, decay, &state.parameters)),
+    }
+}
+
 /// Rank 0's score, and its loss where it has one, on all ranks.
-fn agree_on_score(
-    world: &World,
-    own: Option<&Evaluation>,
-) -> Result<Option<(f64, Option<f64>)>, CommError> {
+fn agree_on_score(world: &World, own: Option<&Evaluation>) -> Result<Option<(f64, Option<f64>)>, CommError> {
     let numbers = own.into_iter().flat_map(|e| [Some(e.score), e.figure("loss")]).flatten();
     let bytes = world.broadcast_bytes(0, numbers.flat_map(f64::to_le_bytes).collect())?;
     let numbers: Vec<f64> = bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect();

@@ -10,9 +10,11 @@ use serde_json::{Map, Value, json};
 use tercio_data::corpus::{Corpus, CorpusSettings, Documents};
 use tercio_data::shuffle::UpdateExamples;
 use tercio_data::{Labels, Tokenizer};
+use tercio_models::bert::BertConfig;
 use tercio_models::classifier::{ClassifierConfig, ClassifierHeaders, LoadedClassifier};
 use tercio_models::encoder::EncoderConfig;
 use tercio_models::folder::ModelFolder;
+use tercio_models::retriever::Pooling;
 
 use super::encoder::encoder_flops;
 use super::{
@@ -193,7 +195,7 @@ fn steps<D: RankDevice>(
     let maxlength = o.maxlength.min(model.config.encoder.max_tokens());
     let recompute = settings.recompute;
     let reduction = Reduction::Mean;
-    let encoder = model.config.encoder.clone();
+    let config = model.config.clone();
     let objective = ClassifierObjective {
         model,
         json,
@@ -225,7 +227,7 @@ fn steps<D: RankDevice>(
         passages: 0,
         tokens: timed().map(|s| s.ids.len() as f64).sum(),
         places: timed().map(|s| Objective::<D>::size(&objective, s).padded_tokens as f64).sum(),
-        flops: timed().map(|s| passes * flops(&encoder, s)).sum(),
+        flops: timed().map(|s| passes * flops(&config, s)).sum(),
         times,
         losses,
         peak,
@@ -234,10 +236,20 @@ fn steps<D: RankDevice>(
     Ok(ClassifierBenchReport::Train { report, texts_per_second: rounded(rate, 2) })
 }
 
-/// Operations of a forward pass's matrix products; 0 for an encoder whose operations are not counted here.
-fn flops(encoder: &EncoderConfig, shard: &ClassifierShard) -> f64 {
-    let EncoderConfig::Bert(bert) = encoder else { return 0.0 };
-    shard.spans.iter().map(|s| encoder_flops(bert, 1, s.len())).sum()
+/// Operations of a forward pass's matrix products; 0 for an encoder whose operations are not counted here. Where first tokens are read, the last
+/// layer has keys and values of all tokens and all else of one a text.
+fn flops(config: &ClassifierConfig, shard: &ClassifierShard) -> f64 {
+    let EncoderConfig::Bert(bert) = &config.encoder else { return 0.0 };
+    let all =
+        |bert: &BertConfig| -> f64 { shard.spans.iter().map(|s| encoder_flops(bert, 1, s.len())).sum() };
+    if config.pooling == Pooling::Mean {
+        return all(bert);
+    }
+    let layers = bert.num_hidden_layers.saturating_sub(1);
+    let [d, ff, tokens, texts] =
+        [bert.hidden_size, bert.intermediate_size, shard.ids.len(), shard.spans.len()].map(|n| n as f64);
+    let last = tokens * 2.0 * 2.0 * d * d + texts * 2.0 * (2.0 * d * d + 2.0 * d * ff) + 4.0 * tokens * d;
+    all(&BertConfig { num_hidden_layers: layers, ..bert.clone() }) + last
 }
 
 fn name(model: &str) -> String {

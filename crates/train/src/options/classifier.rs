@@ -172,6 +172,9 @@ pub struct ClassifierModelOptions {
     /// Which checkpoint stands for the run: the link `model` beside the checkpoints
     #[arg(long, value_enum, env = "TERCIO_USE_MODEL", default_value_t = UseModel::Last)]
     pub use_model: UseModel,
+    /// Decay of a running average of the parameters, which is saved as the run's `average-model`; 0: none is kept
+    #[arg(long, env = "TERCIO_AVERAGE_DECAY", default_value_t = 0.0)]
+    pub average_decay: f64,
     /// Keep the training texts in the order of their file
     #[arg(long, env = "TERCIO_NO_SHUFFLE")]
     pub no_shuffle: bool,
@@ -312,6 +315,7 @@ impl TaskOptions for ClassifierModelOptions {
             settings.optim.warmup_steps
         );
         (settings.shuffle, settings.loss_table) = (!self.no_shuffle, true);
+        settings.average = (self.average_decay > 0.0).then_some(self.average_decay);
         settings.last_is_model = self.use_model == UseModel::Last;
         settings.plateau = (self.anneal == Anneal::Plateau).then_some(PlateauOptions {
             factor: self.anneal_factor,
@@ -336,7 +340,11 @@ impl TaskOptions for ClassifierModelOptions {
         if let Some(n) = self.text_maxlength.filter(|n| !(1..=MOST_TEXT_TOKENS).contains(n)) {
             return Err(format!("--text_maxlength {n}: expected 1 to {MOST_TEXT_TOKENS}"));
         }
-        for (flag, value) in [("threshold", self.threshold), ("warmup_fraction", self.warmup_fraction)] {
+        for (flag, value) in [
+            ("threshold", self.threshold),
+            ("warmup_fraction", self.warmup_fraction),
+            ("average_decay", self.average_decay),
+        ] {
             if !(0.0..1.0).contains(&value) {
                 return Err(format!("--{flag} must be at least 0 and less than 1, is {value}"));
             }

@@ -28,7 +28,7 @@ pub fn compare_settings(world: &World, settings: &toml::Table) -> Result<(), Tra
     }
     // The files have paths of their own; whether there is one is no rank's own matter.
     let mut settings = settings.clone();
-    for key in ["train_data", "eval_data"] {
+    for key in ["train_data", "eval_data", "test_data"] {
         if let Some(path) = settings.get_mut(key) {
             *path = "a file".into();
         }

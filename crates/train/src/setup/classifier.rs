@@ -24,15 +24,20 @@ use crate::objectives::classifier::ClassifierObjective;
 use crate::objectives::classifier::loss::ClassificationLoss;
 use crate::options::{
     ClassWeights, ClassifierHead, ClassifierModelOptions, ClassifierOptions, ClassifierPooling, Init,
+    UseModel,
 };
 use crate::ranks::RankDevice;
-use crate::ranks::setup::{from_rank_0, share_tokenizer};
+use crate::ranks::setup::{from_rank_0, share_tokenizer, share_values};
+use crate::run::write_atomic;
 use crate::scratch::ScratchFolder;
+use crate::trainer::RunFolder;
 
 /// Where a classifier begins that is told nothing.
 const DEFAULT_MODEL: &str = "distilbert-base-uncased";
 /// Tokens of a text at most where nobody says otherwise.
 const DEFAULT_MAXLENGTH: usize = 512;
+/// The figures of the test documents, in the run's folder.
+pub const TEST_FIGURES: &str = "test.json";
 /// Faults of documents that are named before they are only counted.
 const NAMED_FAULTS: u64 = 20;
 
@@ -120,9 +125,54 @@ impl<D: RankDevice> Task<D> for ClassifierModelOptions {
         };
         Ok((objective, parameters))
     }
+    fn conclude(
+        options: &ClassifierOptions,
+        world: &World,
+        device: &D,
+        objective: &ClassifierObjective,
+        parameters: &Arena<D>,
+        folder: Option<&RunFolder>,
+        interrupted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<(), TrainError> {
+        let Some(test) = &objective.corpus.test else { return Ok(()) };
+        let best = match options.model.use_model {
+            UseModel::Last => None,
+            UseModel::Best => Some(values_of_run(world, device, objective, folder)?),
+        };
+        let parameters = best.as_ref().unwrap_or(parameters);
+        let found = objective.measure(world, device, parameters, test, interrupted)?;
+        if let (Some(found), Some(folder)) = (found, folder) {
+            tracing::info!("test, {} documents: {}", test.len(), found.text);
+            let figures: Map<String, Value> =
+                found.figures.iter().map(|(name, value)| (name.to_string(), (*value).into())).collect();
+            let text = serde_json::to_string_pretty(&figures).expect("numbers") + "\n";
+            write_atomic(&folder.dir.join(TEST_FIGURES), text.as_bytes())?;
+        }
+        // Nobody is done before rank 0 has written everything.
+        Ok(world.barrier()?)
+    }
     fn model_path(&self) -> &str {
         &self.model_path
     }
+}
+
+/// The values of the model that stands for the run, which rank 0 reads.
+fn values_of_run<D: RankDevice>(
+    world: &World,
+    device: &D,
+    objective: &ClassifierObjective,
+    folder: Option<&RunFolder>,
+) -> Result<Arena<D>, TrainError> {
+    let mut values = match folder {
+        Some(folder) => {
+            let found = model_folder(&folder.dir.to_string_lossy())?;
+            let config = objective.model.config.clone();
+            LoadedClassifier::with_config(ClassifierHeaders::read(&found)?, config, 0, device)?.parameters
+        }
+        None => Arena::zeros(device, objective.model.layout()),
+    };
+    share_values(world, objective.model.layout(), &mut values, device)?;
+    Ok(values)
 }
 
 /// The corpus of open files; `says` where its faults are told.
