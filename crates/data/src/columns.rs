@@ -20,7 +20,7 @@ use crate::question::ID_KEYS;
 
 /// Columns that are read beside [`ID_KEYS`]: those of passages, questions, training data and corpora. Collections often have others, such as
 /// vectors of another model, that would make the copy many times larger.
-const COLUMNS: [&str; 19] = [
+const COLUMNS: [&str; 21] = [
     "title",
     "text",
     "score",
@@ -40,6 +40,8 @@ const COLUMNS: [&str; 19] = [
     "class",
     "sentence",
     "content",
+    "document_ids",
+    "scores",
 ];
 
 const MAGIC: &[u8; 4] = b"PAR1";

@@ -9,11 +9,13 @@ use serde_json::{Map, Value, json};
 
 use crate::error::DataError;
 
+mod distillation;
 mod dpr;
 mod original;
 mod output;
 pub(crate) mod tsv;
 
+pub use distillation::distillation_lists;
 pub use dpr::{dpr_json, dpr_passages, dpr_questions};
 pub use original::{Dump, convert_dump};
 

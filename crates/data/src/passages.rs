@@ -2,7 +2,7 @@
 //!
 //! - `.tsv`: `id`, `text` and `title` between tabs, quoted as Python's csv module does it (DPR's `psgs_w100.tsv`); where its rows
 //!   have as many fields only if a quote is a character like others, they are read so. A first row that begins with `id` names the
-//!   columns.
+//!   columns; where there are only two they are `id` and `text` (MS MARCO's collection and queries).
 //! - `.jsonl` (or one list in `.json`): `{id, title, text}`, or BEIR's `{_id, title, text}`.
 //! - `.parquet`, with the feature of that name: columns of these names.
 
@@ -130,6 +130,9 @@ impl Passages {
 fn columns(items: &Items, quoted: bool) -> Result<Columns, DataError> {
     let (bytes, place) = items.bytes(0)?;
     let first = split(&bytes, 0, quoted, &place)?;
+    if first.len() == 2 && first[0] != "id" {
+        return Ok(Columns { id: 0, text: 1, title: None, count: 2, header: 0 });
+    }
     if first[0] != "id" {
         return Ok(Columns { id: 0, text: 1, title: Some(2), count: 3, header: 0 });
     }

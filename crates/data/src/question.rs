@@ -234,8 +234,9 @@ fn names_no_number(bytes: &[u8], error: &serde_json::Error) -> bool {
     near.windows(3).any(|w| w == b"NaN" || w == b"Inf")
 }
 
-/// Keys under which the names of passages are found in the files of others: FiD's, DPR's, BEIR's and MS MARCO's.
-pub(crate) const ID_KEYS: [&str; 5] = ["id", "_id", "passage_id", "psg_id", "docid"];
+/// Keys under which the names of passages are found in the files of others: FiD's, DPR's, BEIR's, MS MARCO's and PyLate's.
+pub(crate) const ID_KEYS: [&str; 7] =
+    ["id", "_id", "passage_id", "psg_id", "docid", "document_id", "query_id"];
 
 /// The passage that is element `k` of the list under `key`.
 pub(crate) fn passage(value: Value, key: &str, k: usize, place: &Place) -> Result<Passage, DataError> {

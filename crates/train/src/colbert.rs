@@ -1,4 +1,50 @@
 //! A ColBERT model at work: its texts as tokens, their vectors, exact scores.
+//!
+//! ```
+//! use tercio_comm::World;
+//! use tercio_data::multi_vectors::TokensInMemory;
+//! use tercio_engine::{Cpu, Device};
+//! use tercio_models::embedding_model::TextKind;
+//! use tercio_search::max_sim::MaxSim;
+//! use tercio_train::colbert::{ColbertEncoder, TokenPooling};
+//! use tercio_train::options::ColbertTextOptions;
+//! use tercio_train::setup::colbert::open_colbert_among;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/colbert/model");
+//! let cpu = Cpu::new(2)?;
+//! // A folder of PyLate, a checkpoint of Stanford's, or an encoder, which gets a new projection.
+//! let model = open_colbert_among(&World::alone(), folder, None, &ColbertTextOptions::default(), &cpu)?;
+//! let tokens = model.tokens()?;
+//! let encoder = |kind| ColbertEncoder {
+//!     device: &cpu,
+//!     model: &model.loaded.model,
+//!     parameters: &model.loaded.parameters,
+//!     tokenizer: &model.tokenizer,
+//!     tokens: &tokens,
+//!     kind,
+//!     pooling: TokenPooling::NONE,
+//!     batch_tokens: 8192,
+//!     batch_texts: 128,
+//!     window: 1024,
+//! };
+//! let documents = ["The old miller measured the stone bridge.", "Who repaired the church bell?"];
+//! let documents = documents.map(String::from);
+//! let vectors = cpu.run(|| encoder(TextKind::Passage).rows(&documents, &|| false))?.unwrap();
+//! let (mut collection, mut rest) = (TokensInMemory::new(model.loaded.model.dimension()), &vectors.values[..]);
+//! for (id, length) in ["miller", "bell"].iter().zip(&vectors.lengths) {
+//!     let (own, tail) = rest.split_at(*length as usize * model.loaded.model.dimension());
+//!     collection.push(id, own)?;
+//!     rest = tail;
+//! }
+//! let query = ["who repaired the church bell?".to_owned()];
+//! let query = cpu.run(|| encoder(TextKind::Question).rows(&query, &|| false))?.unwrap();
+//! let search = MaxSim::load(&cpu, &collection, &|| false)?;
+//! let best = &search.search(&cpu, &[&query.values], 1, &|| false)?[0][0];
+//! assert_eq!(best.row, 1);
+//! # Ok(())
+//! # }
+//! ```
 
 use std::path::Path;
 
