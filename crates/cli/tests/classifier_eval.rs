@@ -311,6 +311,11 @@ fn faults_are_named_and_leave_no_file() {
     let ids: Vec<Value> = lines(&place.read("out.jsonl")).iter().map(|l| l["id"].clone()).collect();
     assert_eq!(ids, [0, 1, 2, 4, 5].map(Value::from));
 
+    let checked = run(tercio(&["data", "check", "--classifier", "--json"]).arg(&data));
+    let report: Value = serde_json::from_slice(&checked.stdout).unwrap();
+    assert_eq!((checked.status.code(), &report["good"], &report["bad"]), (Some(1), &json!(5), &json!(1)));
+    assert!(stderr(&checked).contains("bad.txt, line 4"), "{}", stderr(&checked));
+
     let unknown = place.write("unknown.txt", "__label__sale a\n__label__sail b\n");
     let error = failure(&run(&mut place.eval(&unknown, &[])));
     assert!(error.contains("unknown.txt, line 2") && error.contains("\"sail\""), "{error}");

@@ -12,7 +12,6 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
@@ -25,6 +24,7 @@ mod documents;
 mod files;
 mod folder;
 mod formats;
+mod report;
 mod rows;
 mod split;
 
@@ -34,6 +34,7 @@ use rows::Rows;
 pub use documents::{Document, Documents};
 pub use files::CorpusFiles;
 pub use formats::{Columns, LABEL_PREFIX};
+pub use report::{CorpusReport, LabelCount, check_corpus};
 pub use split::{Split, Survey};
 
 /// Share of train that becomes test, and share of the rest that becomes dev, where they are missing: flair's.
@@ -253,6 +254,3 @@ impl fmt::Display for Corpus {
         Ok(())
     }
 }
-
-/// The documents of a split, shared with the parts that were cut from it.
-type Shared = Arc<Documents>;

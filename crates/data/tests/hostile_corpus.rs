@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use tercio_data::corpus::{Columns, CorpusSettings};
+use tercio_data::corpus::{Columns, CorpusSettings, LabelCount, check_corpus};
 use tercio_data::{Corpus, Documents};
 
 fn file(dir: &Path, name: &str, bytes: &[u8]) -> PathBuf {
@@ -94,6 +94,24 @@ fn line_ends_marks_and_long_lines_are_no_faults() {
     // As many labels as a line can hold take no longer than reading them.
     let many = "__label__x ".repeat(100_000) + "text\n__label__y text\n";
     assert_eq!(read("c.txt", many.as_bytes(), false).unwrap().0.labels.counts(), [1, 1]);
+}
+
+#[test]
+fn a_check_names_every_fault_and_counts_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let text =
+        b"__label__a one\nno label\n__label__b __label__a __label__b three\n__label__a\n__label__c \xff\n";
+    let documents = Documents::open(&file(dir.path(), "c.txt", text), &dir.path().join("cache")).unwrap();
+    let mut faults = Vec::new();
+    let report = check_corpus(documents, Columns::default(), &mut |e| faults.push(e.to_string())).unwrap();
+    for (fault, line) in faults.iter().zip([2, 4, 5]) {
+        assert!(fault.contains(&format!("c.txt, line {line} ")), "{fault}");
+    }
+    assert_eq!((report.documents, report.good, report.bad, faults.len()), (5, 2, 3, 3));
+    assert_eq!((report.several, report.repeated, report.characters.max), (1, 1, 5));
+    let label = |label: &str, documents| LabelCount { label: label.into(), documents };
+    assert_eq!(report.labels, [label("a", 2), label("b", 1)]);
+    assert!(report.to_string().contains("2  100.0 %  a"), "{report}");
 }
 
 #[test]

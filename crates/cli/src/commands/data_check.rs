@@ -1,26 +1,33 @@
 //! `tercio data check`: what a file of questions holds, how it fits a reader's settings, and every bad line; or what a file of
-//! training data for retrievers holds.
+//! training data for retrievers, or for text classifiers, holds.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use tercio_data::corpus::check_corpus;
 use tercio_data::retrieval::check_retrieval;
-use tercio_data::{ReaderEncoding, Tokenizer, check};
+use tercio_data::{Documents, ReaderEncoding, Tokenizer, check};
 use tercio_train::TrainError;
 use tercio_train::options::MOST_TEXT_TOKENS;
 use tercio_train::scratch::ScratchFolder;
 
+use super::classifier_flags::ColumnFlags;
 use super::common::{line, within};
 
 /// Flags of `tercio data check`.
 #[derive(Args)]
 pub struct DataCheck {
-    /// Questions: .json or .jsonl, also .gz or .zst; with --retrieval .tsv too
+    /// Questions: .json or .jsonl, also .gz or .zst; with --retrieval .tsv too; with --classifier all forms of documents
     file: PathBuf,
     /// Count positives, negatives and scores: training data of retrievers (FiD's JSON, DPR's JSON, triples)
     #[arg(long, conflicts_with = "tokenizer")]
     retrieval: bool,
+    /// Count labels: documents of text classifiers (FastText's lines, .csv, .tsv, .jsonl, a folder with a folder per label)
+    #[arg(long, conflicts_with_all = ["tokenizer", "retrieval"])]
+    classifier: bool,
+    #[command(flatten)]
+    columns: ColumnFlags,
     /// Folder of a tokenizer (tokenizer.json or spiece.model), to count tokens
     #[arg(long, env = "TERCIO_TOKENIZER")]
     tokenizer: Option<PathBuf>,
@@ -67,6 +74,11 @@ impl DataCheck {
         let mut show = |fault: &tercio_data::DataError| eprintln!("{fault}");
         if self.retrieval {
             let report = check_retrieval(&self.file, cache, &mut show)?;
+            return self.end(&serde_json::to_string(&report)?, &report.to_string(), report.bad);
+        }
+        if self.classifier {
+            let documents = Documents::open(&self.file, cache)?;
+            let report = check_corpus(documents, self.columns.columns(), &mut show)?;
             return self.end(&serde_json::to_string(&report)?, &report.to_string(), report.bad);
         }
         let report = check(&self.file, cache, tokenizer.as_ref(), &encoding, &mut show)?;

@@ -1,16 +1,19 @@
 //! Some documents of a file: its good ones, or a part of them.
 
+use std::sync::Arc;
+
 use super::cut::{Chooser, Purpose, Quota, quotas, share_of};
 use super::documents::is_of_item;
 use super::rows::Marked;
-use super::{CorpusSettings, Document, Documents, Rows, Shared, UnknownLabels};
+use super::{CorpusSettings, Document, Documents, Rows, UnknownLabels};
 use crate::error::DataError;
 use crate::labels::Labels;
 
 /// Some documents of a file, in their order.
 #[derive(Debug)]
 pub struct Split {
-    documents: Shared,
+    /// Shared with the parts that were cut off.
+    documents: Arc<Documents>,
     pub(super) rows: Rows,
 }
 
@@ -33,7 +36,7 @@ impl Split {
     /// All documents, good or bad.
     pub fn all(documents: Documents) -> Split {
         let rows = Rows::All(documents.len());
-        Split { documents: Shared::new(documents), rows }
+        Split { documents: Arc::new(documents), rows }
     }
 
     /// Reads all documents and keeps the good ones: each has a text and a label, and one label only unless `multi_label`. A fault is
@@ -66,7 +69,7 @@ impl Split {
                 Err(e) => Err(with_way_out(e)),
             },
         )?;
-        let split = Split { documents: Shared::new(documents), rows: Rows::of(good) };
+        let split = Split { documents: Arc::new(documents), rows: Rows::of(good) };
         Ok(Survey { split, labels, bad, repeated, several })
     }
 
@@ -174,12 +177,12 @@ impl Split {
     /// Takes these rows away into a split of their own.
     pub(super) fn cut_off(&mut self, chosen: Rows) -> Split {
         self.rows = self.rows.without(&chosen);
-        Split { documents: Shared::clone(&self.documents), rows: chosen }
+        Split { documents: Arc::clone(&self.documents), rows: chosen }
     }
 }
 
 /// A document that can be learnt from and measured.
-fn judged(document: Document, multi_label: bool) -> Result<Document, DataError> {
+pub(super) fn judged(document: Document, multi_label: bool) -> Result<Document, DataError> {
     let fault = |expected: &str, found: &str, hint: &str| document.place.error(expected, found, hint);
     if document.labels.is_empty() {
         return Err(fault(
