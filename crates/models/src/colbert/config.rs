@@ -216,8 +216,8 @@ impl ColbertConfig {
     /// A sentence that names the field.
     pub fn from_json(json: &Value) -> Result<ColbertConfig, String> {
         let object = |value: &Value| value.as_object().cloned().unwrap_or_default();
-        let mut config = ColbertConfig::default();
-        config.transformer = json["transformer"].as_str().unwrap_or_default().to_owned();
+        let transformer = json["transformer"].as_str().unwrap_or_default().to_owned();
+        let mut config = ColbertConfig { transformer, ..ColbertConfig::default() };
         for layer in json["dense"].as_array().into_iter().flatten() {
             let folder = layer["folder"].as_str().unwrap_or_default();
             config.dense.push(DenseLayer::from_json(folder, &object(&layer["config"]))?);
