@@ -229,6 +229,30 @@ fn any_number_of_ranks_gives_the_same_lines_and_figures() {
 }
 
 #[test]
+fn ranks_with_other_documents_or_another_model_are_refused() {
+    let place = Place::new();
+    let data = place.write("docs.txt", &corpus(30));
+    let other = place.write("other.txt", &corpus(30).replacen("__label__sale", "__label__art", 1));
+    place.classifier("threshold", |config| config.multi_label = true);
+    let second = |rank: usize, a: &str, b: &str| if rank == 0 { a.to_owned() } else { b.to_owned() };
+    let differing = |rank: usize| place.eval(&second(rank, &data, &other), &[]);
+    let ends = ranks_support::start(&place.path(""), 2, differing).finish();
+    assert_eq!(ranks_support::codes(&ends), [Some(1); 2]);
+    let said: String = ends.into_iter().map(|end| end.stderr).collect();
+    let line = 1 + corpus(30).lines().position(|l| l.starts_with("__label__sale")).unwrap();
+    let part = format!("example {} (line {line} there) is the first that differs", line - 1);
+    assert!(said.contains(&part), "{said}");
+    let models = |rank: usize| {
+        let mut command = tercio(&["eval", "classifier", "--threads", "1", "--data", &data]);
+        command.args(["--model", &place.text(&second(rank, "model", "threshold"))]);
+        command
+    };
+    let said: String =
+        ranks_support::start(&place.path(""), 2, models).finish().into_iter().map(|end| end.stderr).collect();
+    assert!(said.contains("--model_path is not the same there as on rank 0"), "{said}");
+}
+
+#[test]
 fn reports_as_text_picture_and_json() {
     let place = Place::new();
     let data = place.write("docs.txt", &corpus(40));
