@@ -4,12 +4,12 @@
 //! (`tercio_engine::Cpu::max_sim`): the same bits for one query or many, whatever the threads, with every instruction set that fuses multiply-add. A
 //! document without vectors is found by no query. Of equal scores the earlier document is better.
 //!
-//! Where the processor multiplies bf16, copies in it prove of most documents that they are not among the best, and only the
-//! others get their true score: the result is the same.
+//! Where the processor multiplies bytes, 8-bit copies prove of most documents that they are not among the best, and only the others get
+//! their true score: the result is the same.
 
 use rayon::prelude::*;
 use tercio_data::TokenVectors;
-use tercio_engine::cpu::late::{QueryTokens, TokenCopies, longest};
+use tercio_engine::cpu::late::{QueryTokens, TokenCopies};
 use tercio_engine::{Cpu, memory};
 
 use crate::error::SearchError;
@@ -27,15 +27,15 @@ struct Block {
     /// Vectors of the block before each document, and all.
     starts: Vec<usize>,
     rows: Vec<f32>,
-    copies: TokenCopies,
-    /// The longest vector of each document.
-    longest: Vec<f32>,
+    copies: Option<TokenCopies>,
+    /// What bounds the error of each document's score from its copies.
+    terms: Vec<(f32, f32)>,
 }
 
 impl Block {
     /// Numbers of its documents that have vectors.
     fn documents(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.longest.len()).filter(|&d| self.starts[d] < self.starts[d + 1])
+        (0..self.starts.len() - 1).filter(|&d| self.starts[d] < self.starts[d + 1])
     }
 }
 
@@ -57,7 +57,7 @@ impl MaxSim {
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<MaxSim, SearchError> {
         let (dimension, documents) = (vectors.dimension(), vectors.documents());
-        let number = if cpu.has_near_max_sim() { 6 } else { 4 };
+        let number = if cpu.has_near_max_sim() { 5 } else { 4 };
         let bytes = vectors.tokens().saturating_mul(dimension as u64 * number);
         if let Some(room) = memory::available().filter(|room| *room < bytes) {
             return Err(SearchError::Unusable(format!(
@@ -75,13 +75,10 @@ impl MaxSim {
             let starts: Vec<usize> = (*first..=*end).map(|d| (vectors.start(d) - start) as usize).collect();
             let mut rows = vec![0.0; starts[starts.len() - 1] * dimension];
             vectors.read(start, &mut rows)?;
-            let of = |pair: &[usize]| longest(&rows[pair[0] * dimension..pair[1] * dimension], dimension);
-            let longest = starts.windows(2).map(of).collect();
-            let mut copies = TokenCopies::new(dimension);
-            if cpu.has_near_max_sim() {
-                copies.extend(&rows, dimension);
-            }
-            Ok(Block { first: *first, starts, rows, copies, longest })
+            let copies = cpu.has_near_max_sim().then(|| cpu.copy_tokens(&rows, dimension));
+            let of = |copies: &TokenCopies| starts.windows(2).map(|p| copies.terms(p[0], p[1])).collect();
+            let terms = copies.as_ref().map(of).unwrap_or_default();
+            Ok(Block { first: *first, starts, rows, copies, terms })
         };
         let pieces = cut(vectors, BLOCK);
         let blocks: Vec<Result<Block, SearchError>> = cpu_run(cpu, || pieces.par_iter().map(read).collect());
@@ -95,7 +92,10 @@ impl MaxSim {
 
     /// Bytes of memory of vectors and copies.
     pub fn bytes(&self) -> u64 {
-        self.blocks.iter().map(|b| b.rows.len() as u64 * 4 + b.copies.bytes()).sum()
+        self.blocks
+            .iter()
+            .map(|b| b.rows.len() as u64 * 4 + b.copies.as_ref().map_or(0, TokenCopies::bytes))
+            .sum()
     }
 
     /// The `depth` best documents for every query (the vectors of its tokens, one after the other), best first; all that have vectors
@@ -163,20 +163,22 @@ impl MaxSim {
     fn screened(&self, cpu: &Cpu, batch: &[QueryTokens], depth: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
         // For each query the near scores of a block's documents.
         let near = |block: &Block| -> Vec<Vec<f32>> {
-            let of = |query: &QueryTokens, d: usize| match block.starts[d] < block.starts[d + 1] {
-                true => cpu.near_max_sim(query, &block.copies, block.starts[d], block.starts[d + 1]),
-                false => f32::NEG_INFINITY,
-            };
-            batch.iter().map(|query| (0..block.longest.len()).map(|d| of(query, d)).collect()).collect()
+            let of =
+                |query: &QueryTokens, d: usize| match (&block.copies, block.starts[d], block.starts[d + 1]) {
+                    (Some(copies), first, end) if first < end => cpu.near_max_sim(query, copies, first, end),
+                    _ => f32::NAN,
+                };
+            batch.iter().map(|query| (0..block.starts.len() - 1).map(|d| of(query, d)).collect()).collect()
         };
         let near: Vec<Vec<Vec<f32>>> = cpu_run(cpu, || self.blocks.par_iter().map(near).collect());
         let best = |(n, query): (usize, &QueryTokens)| -> Result<Vec<Hit>, SearchError> {
-            let bound = cpu.near_bound(query);
+            let bound =
+                |block: &Block, d: usize| block.terms.get(d).map_or(f32::NAN, |terms| query.bound(*terms));
             let mut lower = Top::new(depth);
             for (block, near) in self.blocks.iter().zip(&near) {
                 for d in block.documents() {
-                    // What is no number, after numbers beyond bf16, says nothing.
-                    let least = near[n][d] - bound * block.longest[d];
+                    // What is no number, where there is no copy or it is beyond f32, says nothing.
+                    let least = near[n][d] - bound(block, d);
                     if least.is_finite() {
                         lower.offer(block.first + d as u64, least);
                     }
@@ -186,7 +188,7 @@ impl MaxSim {
             let least = lower.get(depth.wrapping_sub(1)).map_or(f32::NEG_INFINITY, |hit| hit.score);
             let of = |(block, near): (&Block, &Vec<Vec<f32>>)| -> Result<Vec<Hit>, SearchError> {
                 let may = |d: &usize| {
-                    let most = near[n][*d] + bound * block.longest[*d];
+                    let most = near[n][*d] + bound(block, *d);
                     most.is_nan() || most >= least
                 };
                 let hit = |d: usize| {

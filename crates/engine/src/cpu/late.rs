@@ -10,14 +10,15 @@ use std::arch::x86_64::{__m256, __m512, _mm256_max_ps, _mm512_max_ps};
 
 use rayon::prelude::*;
 
-#[cfg(target_arch = "x86_64")]
-use super::lanes::Pairs;
 use super::lanes::{Lanes, kernel};
-use super::{Cpu, Device, Isa, math};
+use super::{Cpu, Device, Isa};
 
+mod bytes;
 mod nearest;
 mod residuals;
 
+use bytes::QueryCopies;
+pub use bytes::TokenCopies;
 pub use residuals::{Buckets, PackedRows};
 
 /// Tokens of a query that are multiplied together.
@@ -32,10 +33,8 @@ pub struct QueryTokens {
     dimension: usize,
     /// Number d of token t at `d * lanes + t`; zeros where there is no token.
     values: Vec<f32>,
-    /// Likewise, two numbers of a token as bf16 in one element.
-    pairs: Vec<f32>,
-    /// The sum of the tokens' norms, not less.
-    norms: f32,
+    /// Its copies in 8 bits.
+    copies: QueryCopies,
 }
 
 impl QueryTokens {
@@ -45,15 +44,10 @@ impl QueryTokens {
         let tokens = rows.len() / dimension;
         let lanes = tokens.next_multiple_of(LANES);
         let mut values = vec![0.0; lanes * dimension];
-        let steps = dimension.div_ceil(2);
-        let mut pairs = vec![0.0; lanes * steps];
-        let mut norms = 0.0;
         for (t, row) in rows.chunks_exact(dimension).enumerate() {
             row.iter().enumerate().for_each(|(d, v)| values[d * lanes + t] = *v);
-            row.chunks(2).enumerate().for_each(|(s, two)| pairs[s * lanes + t] = f32::from_bits(pair(two)));
-            norms += norm(row);
         }
-        QueryTokens { tokens, lanes, dimension, values, pairs, norms }
+        QueryTokens { tokens, lanes, dimension, values, copies: QueryCopies::new(rows, dimension, lanes) }
     }
 
     /// How many tokens there are.
@@ -67,49 +61,6 @@ impl QueryTokens {
     }
 }
 
-/// The norm of a row, not less than it is.
-fn norm(row: &[f32]) -> f32 {
-    let square = math::sum(row.len(), |i, s| s + row[i] * row[i]);
-    // A few numbers may be too small for their squares.
-    (square.sqrt() * (1.0 + row.len() as f32 / (1 << 22) as f32)) + row.len() as f32 * 1e-19
-}
-
-/// Up to two numbers as bf16, the first below.
-fn pair(two: &[f32]) -> u32 {
-    let round = |v: f32| v.to_bits().wrapping_add(0x7fff + (v.to_bits() >> 16 & 1)) >> 16;
-    round(two[0]) | two.get(1).map_or(0, |v| round(*v)) << 16
-}
-
-/// Copies in bf16 of the rows of a document, and how far their products may be from the true ones.
-#[derive(Default)]
-pub struct TokenCopies {
-    pairs: Vec<u32>,
-    steps: usize,
-}
-
-impl TokenCopies {
-    /// None yet.
-    pub fn new(dimension: usize) -> TokenCopies {
-        TokenCopies { pairs: Vec::new(), steps: dimension.div_ceil(2) }
-    }
-
-    /// Appends copies of rows.
-    pub fn extend(&mut self, rows: &[f32], dimension: usize) {
-        self.pairs.reserve(rows.len() / dimension * self.steps);
-        rows.chunks_exact(dimension).for_each(|row| self.pairs.extend(row.chunks(2).map(pair)));
-    }
-
-    /// Bytes of memory.
-    pub fn bytes(&self) -> u64 {
-        self.pairs.len() as u64 * 4
-    }
-}
-
-/// The longest of some rows, not less than it is.
-pub fn longest(rows: &[f32], dimension: usize) -> f32 {
-    rows.chunks_exact(dimension).map(norm).fold(0.0, f32::max)
-}
-
 /// The greater of two vectors' elements; no number counts as less.
 trait Greatest: Lanes {
     /// SAFETY: as of [`Lanes`].
@@ -121,13 +72,6 @@ impl Greatest for __m512 {
     #[inline(always)]
     unsafe fn greatest(self, other: Self) -> Self {
         unsafe { _mm512_max_ps(self, other) }
-    }
-}
-#[cfg(target_arch = "x86_64")]
-impl Greatest for Pairs {
-    #[inline(always)]
-    unsafe fn greatest(self, other: Self) -> Self {
-        unsafe { Pairs(_mm512_max_ps(self.0, other.0)) }
     }
 }
 #[cfg(target_arch = "x86_64")]
@@ -232,11 +176,6 @@ unsafe fn avx512(job: Job, best: *mut f32) {
     unsafe { strips::<__m512, 8, 2>(job, best) }
 }
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,avx2,fma")]
-unsafe fn bf16(job: Job, best: *mut f32) {
-    unsafe { strips::<Pairs, 8, 2>(job, best) }
-}
-#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2(job: Job, best: *mut f32) {
     unsafe { strips::<__m256, 5, 2>(job, best) }
@@ -312,48 +251,6 @@ impl Cpu {
         let mut best = vec![f32::NEG_INFINITY; query.lanes];
         self.raise_to_products(query, rows, &mut best);
         best[..query.tokens].iter().fold(0f64, |sum, b| sum + f64::from(*b)) as f32
-    }
-
-    /// Whether [`Cpu::near_max_sim`] gains anything here.
-    pub fn has_near_max_sim(&self) -> bool {
-        match self.isa() {
-            Isa::Avx512Bf16 => true,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx => is_x86_feature_detected!("avx512bf16"),
-            _ => false,
-        }
-    }
-
-    /// As [`Cpu::max_sim`] with both factors rounded to bf16, of the copies `first..end`: from the true score by at most `longest` (the longest of
-    /// those rows) times [`Cpu::near_bound`]. Only where [`Cpu::has_near_max_sim`].
-    pub fn near_max_sim(&self, query: &QueryTokens, copies: &TokenCopies, first: usize, end: usize) -> f32 {
-        assert!(self.has_near_max_sim() && query.dimension.div_ceil(2) == copies.steps);
-        let rows = &copies.pairs[first * copies.steps..end * copies.steps];
-        let mut best = vec![f32::NEG_INFINITY; query.lanes];
-        let rows = rows.as_ptr().cast();
-        let job = Job {
-            query: query.pairs.as_ptr(),
-            lanes: query.lanes,
-            rows,
-            count: end - first,
-            steps: copies.steps,
-        };
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: sizes are those of the slices; the processor has the instructions, as asserted.
-        unsafe {
-            bf16(job, best.as_mut_ptr());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = job;
-        best[..query.tokens].iter().fold(0f64, |sum, b| sum + f64::from(*b)) as f32
-    }
-
-    /// How far [`Cpu::near_max_sim`] may be from the true score of a document whose rows have length 1 at most. Rounding a factor to eight
-    /// bits errs by 2^-9 of it, so a product by a little more than 2^-8, and a sum of products by that much of the product of the
-    /// norms (Cauchy and Schwarz); the sums of both sides err by 2^-24 a step.
-    pub fn near_bound(&self, query: &QueryTokens) -> f32 {
-        let rounding = (query.dimension + 8 + query.tokens) as f32 / (1 << 22) as f32;
-        query.norms * (1.01 / 256.0 + rounding) + f32::MIN_POSITIVE * query.lanes as f32
     }
 
     /// Estimates from a table: `table` has, for every code, a byte for each lane of the query, `lanes` of them (a multiple of [`LANES`]);

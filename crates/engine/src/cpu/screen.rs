@@ -81,15 +81,15 @@ pub struct Candidate {
 }
 
 /// A vector's codes and terms.
-struct Copied {
-    scale: f32,
-    length: f32,
-    error: f32,
+pub(super) struct Copied {
+    pub scale: f32,
+    pub length: f32,
+    pub error: f32,
 }
 
 kernel! {
     /// Writes the codes of `x`; the terms are upper bounds.
-    fn copy(x: &[f32], codes: &mut [i8]) -> Copied {
+    pub(super) fn copy(x: &[f32], codes: &mut [i8]) -> Copied {
         let mut lanes = [0f32; 32];
         let (chunks, rest) = x.as_chunks::<32>();
         for chunk in chunks {
@@ -306,9 +306,12 @@ kernel! {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-fn has_vnni() -> bool {
-    is_x86_feature_detected!("avx512vnni")
+/// Whether the processor multiplies bytes.
+pub(super) fn has_vnni() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx512vnni");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// SAFETY: the processor has AVX-512 with VNNI, and group and screen have the same steps.

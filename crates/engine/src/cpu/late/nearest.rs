@@ -9,10 +9,16 @@ use rayon::prelude::*;
 use super::super::lanes::Pairs;
 use super::super::lanes::{Lanes, Precision};
 use super::super::{Cpu, Device, Isa};
-use super::{Job, ROWS, TokenCopies, pair, sums};
+use super::{Job, ROWS, sums};
 
 /// Rows whose products with a centroid are computed together.
 const WIDE: usize = 64;
+
+/// Up to two numbers as bf16, the first below.
+fn pair(two: &[f32]) -> u32 {
+    let round = |v: f32| v.to_bits().wrapping_add(0x7fff + (v.to_bits() >> 16 & 1)) >> 16;
+    round(two[0]) | two.get(1).map_or(0, |v| round(*v)) << 16
+}
 
 /// SAFETY: as of [`sums`]; `out` has `lanes` elements for each of the job's rows.
 #[inline(always)]
@@ -141,6 +147,16 @@ pub(super) fn products(isa: Isa, job: Job, out: &mut [f32]) {
     }
 }
 
+/// Whether there are instructions for products of pairs of bf16.
+fn multiplies_pairs(isa: Isa) -> bool {
+    match isa {
+        Isa::Avx512Bf16 => true,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => is_x86_feature_detected!("avx512bf16"),
+        _ => false,
+    }
+}
+
 impl Cpu {
     /// For every row the centroid c whose `row.c - halves[c]` is greatest, of equal ones the first, and that number: with halves of the
     /// squared norms the nearest one. A device of bf16 rounds both factors to it where the processor multiplies it; each product is one
@@ -153,12 +169,12 @@ impl Cpu {
         dimension: usize,
     ) -> Vec<(u32, f32)> {
         assert!(rows.len().is_multiple_of(dimension) && centroids.len() == halves.len() * dimension);
-        let near = self.arithmetic.precision == Precision::Bf16 && self.has_near_max_sim();
-        let mut copies = TokenCopies::new(dimension);
-        if near {
-            copies.extend(centroids, dimension);
-        }
-        let steps = if near { copies.steps } else { dimension };
+        let near = self.arithmetic.precision == Precision::Bf16 && multiplies_pairs(self.isa());
+        let copies: Vec<u32> = match near {
+            true => centroids.chunks_exact(dimension).flat_map(|row| row.chunks(2).map(pair)).collect(),
+            false => Vec::new(),
+        };
+        let steps = if near { dimension.div_ceil(2) } else { dimension };
         let block = |(rows, nearest): (&[f32], &mut [(u32, f32)])| {
             let mut lanes = vec![0f32; steps * WIDE];
             for (rows, nearest) in rows.chunks(WIDE * dimension).zip(nearest.chunks_mut(WIDE)) {
@@ -171,7 +187,7 @@ impl Cpu {
                     }
                 }
                 let (mut best, mut place) = ([f32::NEG_INFINITY; WIDE], [0u32; WIDE]);
-                let rows = if near { copies.pairs.as_ptr().cast() } else { centroids.as_ptr() };
+                let rows = if near { copies.as_ptr().cast() } else { centroids.as_ptr() };
                 let job = Job { query: lanes.as_ptr(), lanes: WIDE, rows, count: halves.len(), steps };
                 let tile = Tile { job, halves, best: &mut best, place: &mut place };
                 // SAFETY: `lanes` has `steps` rows of WIDE, the centroids `steps` elements each and as many as halves; the

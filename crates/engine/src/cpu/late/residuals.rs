@@ -158,12 +158,20 @@ unsafe fn four_bits(buckets: &Buckets, rows: PackedRows<'_>, out: &mut [f32]) {
     unsafe {
         let weights = _mm512_loadu_ps(buckets.weights.as_ptr());
         let low = _mm_set1_epi8(15);
-        for ((code, packed), out) in rows
+        for ((n, (code, packed)), out) in rows
             .codes
             .iter()
             .zip(rows.residuals.chunks_exact(dimension / 2))
+            .enumerate()
             .zip(out.chunks_exact_mut(dimension))
         {
+            // Centroids lie anywhere: the one of a later row is asked for now.
+            if let Some(later) = rows.codes.get(n + 3) {
+                let later = rows.centroid(*later);
+                for k in (0..dimension).step_by(16) {
+                    _mm_prefetch::<_MM_HINT_T0>(later.as_ptr().add(k).cast());
+                }
+            }
             let centroid = rows.centroid(*code);
             let mut squares = [_mm512_setzero_ps(); 2];
             for k in (0..dimension).step_by(16) {

@@ -58,15 +58,15 @@ fn near_scores_lie_within_their_bound() {
             let query = numbers(3, tokens * dimension);
             let rows: Vec<f32> = numbers(4, 50 * dimension).iter().map(|v| v * size).collect();
             let asked = QueryTokens::new(&query, dimension);
-            let mut copies = TokenCopies::new(dimension);
-            copies.extend(&rows, dimension);
+            let copies = cpu.copy_tokens(&rows, dimension);
             for (first, end) in [(0, 50), (49, 50), (3, 20)] {
                 let rows = &rows[first * dimension..end * dimension];
                 let (near, want) =
                     (cpu.near_max_sim(&asked, &copies, first, end), exact(&query, rows, dimension));
-                let bound = f64::from(cpu.near_bound(&asked) * longest(rows, dimension));
+                let bound = f64::from(asked.bound(copies.terms(first, end)));
                 assert!((f64::from(near) - want).abs() <= bound, "{near} {want} {bound}");
-                assert!(bound < 0.02 * tokens as f64 * dimension as f64 * f64::from(size));
+                // And it says something: lengths are about the root of the dimension.
+                assert!(bound < 0.05 * tokens as f64 * dimension as f64 * f64::from(size), "{bound}");
             }
         }
     }
