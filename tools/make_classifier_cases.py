@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import (
-    BertConfig, BertForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification, ModernBertConfig,
+    BertConfig, BertForSequenceClassification, BertModel, DistilBertConfig, DistilBertForSequenceClassification, ModernBertConfig,
     ModernBertForSequenceClassification, RobertaConfig, RobertaForSequenceClassification, XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
 )
@@ -83,3 +83,20 @@ record("xlm_roberta", XLMRobertaForSequenceClassification, XLMRobertaConfig(**be
 record("modernbert", ModernBertForSequenceClassification, ModernBertConfig(**modern, **single))
 mean = dict(classifier_pooling="mean", classifier_bias=True, norm_bias=True, classifier_activation="silu")
 record("modernbert_mean", ModernBertForSequenceClassification, ModernBertConfig(**modern, **mean, **several))
+
+# Hidden states of several layers, averaged: what flair's embeddings are with layer_mean.
+folder = root.parent / "classifier_layers"
+shutil.rmtree(folder, ignore_errors=True)
+folder.mkdir()
+BertModel(BertConfig(**bert)).save_pretrained(folder)
+model = BertModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+layers, ids, cls, mean = [0, -1, 1], [], [], []
+for length in LENGTHS:
+    text = torch.randint(3, model.config.vocab_size, (1, length))
+    states = model(input_ids=text, output_hidden_states=True).hidden_states
+    average = torch.stack([states[layer][0] for layer in layers]).mean(0)
+    ids.append(text[0].tolist())
+    cls.append(average[0].tolist())
+    mean.append(average.mean(0).tolist())
+versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+(folder / "expected.json").write_text(json.dumps({**versions, "layers": layers, "ids": ids, "cls": cls, "mean": mean}) + "\n")

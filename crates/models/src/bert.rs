@@ -7,6 +7,7 @@
 mod config;
 mod first;
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use rayon::prelude::*;
@@ -143,14 +144,14 @@ impl Bert {
         keys: &[Span],
         recompute: bool,
     ) -> Var<D> {
-        let x = self.encode_layers(tape, ids, types, spans, keys, &self.layers, recompute);
+        let x = self.encode_layers(tape, ids, types, spans, keys, self.layers.len(), recompute);
         match self.layers.last() {
             Some(layer) => tape.layer_norm(&x, layer.norm, None),
             None => x,
         }
     }
 
-    /// What the first of the `layers` give, before the last one's norm.
+    /// What the layers below `end` give, before the last one's norm.
     fn encode_layers<'p, D: Device>(
         &'p self,
         tape: &mut Tape<'p, D>,
@@ -158,12 +159,17 @@ impl Bert {
         types: Option<&[u32]>,
         spans: &[Span],
         keys: &[Span],
-        layers: &'p [Layer],
+        end: usize,
         recompute: bool,
     ) -> Var<D> {
+        let x = self.begin(tape, ids, types, spans);
+        self.through(tape, x, 0..end, &self.shape(spans, keys), recompute)
+    }
+
+    fn shape(&self, spans: &[Span], keys: &[Span]) -> Rc<AttentionShape> {
         let c = &self.config;
         let head_dim = c.hidden_size / c.num_attention_heads;
-        let shape = Rc::new(AttentionShape {
+        Rc::new(AttentionShape {
             heads: c.num_attention_heads,
             head_dim,
             queries: spans.to_vec(),
@@ -174,14 +180,35 @@ impl Bert {
             scale: 1.0 / libm::sqrt(head_dim as f64),
             buckets: None,
             dropout: None,
-        });
+        })
+    }
+
+    /// What the first layer reads.
+    fn begin<D: Device>(
+        &self,
+        tape: &mut Tape<'_, D>,
+        ids: &[u32],
+        types: Option<&[u32]>,
+        spans: &[Span],
+    ) -> Var<D> {
         let x = self.embed(tape, ids, types, spans);
-        let drop = tape.dropout(EMBEDDING, c.hidden_dropout);
-        let mut x = tape.layer_norm(&x, self.embedding_norm, drop);
-        for (i, layer) in layers.iter().enumerate() {
+        let drop = tape.dropout(EMBEDDING, self.config.hidden_dropout);
+        tape.layer_norm(&x, self.embedding_norm, drop)
+    }
+
+    /// From what the layers before `range` gave to what its last one gives, before its norm.
+    fn through<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        mut x: Var<D>,
+        range: Range<usize>,
+        shape: &Rc<AttentionShape>,
+        recompute: bool,
+    ) -> Var<D> {
+        for i in range {
             // The first layer reads the embedding, the others the sum of the layer before.
             let norm = i.checked_sub(1).map(|before| self.layers[before].norm);
-            let (shape, site) = (shape.clone(), i as u64 * SITES);
+            let (layer, shape, site) = (&self.layers[i], shape.clone(), i as u64 * SITES);
             let block = move |tape: &mut Tape<'p, D>, v: &[Var<D>]| {
                 self.layer(tape, layer, norm, &v[0], &shape, site)
             };

@@ -122,6 +122,7 @@ impl Classifier {
         recompute: bool,
     ) -> Var<D> {
         let mut x = match self.config.pooling {
+            _ if self.config.layers != [-1] => self.mean_of_layers(tape, ids, spans, recompute),
             Pooling::Mean => {
                 let states = self.encoder.encode(tape, ids, None, spans, recompute);
                 tape.span_means(&states, spans)
@@ -143,6 +144,31 @@ impl Classifier {
         let dropout = tape.dropout(BEHIND, p);
         let x = tape.dropped(x, dropout);
         tape.linear_bias(&(&x).into(), self.weight, Some(self.bias))
+    }
+
+    /// The mean over the chosen layers of the pooled states.
+    fn mean_of_layers<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        ids: &[u32],
+        spans: &[Span],
+        recompute: bool,
+    ) -> Var<D> {
+        let Encoder::Bert(encoder) = &self.encoder else { panic!("the configuration was not checked") };
+        let counts = self.config.layer_counts();
+        let first: Vec<u32> = spans.iter().map(|s| s.start).collect();
+        let mut sum: Option<Var<D>> = None;
+        for states in encoder.encode_states(tape, ids, spans, &counts, recompute) {
+            let vectors = match self.config.pooling {
+                Pooling::Mean => tape.span_means(&states, spans),
+                Pooling::First => tape.rows(&states, &first),
+            };
+            sum = Some(match sum {
+                Some(sum) => tape.sum(&sum, &vectors),
+                None => vectors,
+            });
+        }
+        tape.scaled(&sum.expect("a layer at least"), 1.0 / counts.len() as f64)
     }
 
     /// Random initial values of one of the head's parameters, from its name and the seed. Family heads: normal with the encoder's

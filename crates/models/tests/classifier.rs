@@ -246,7 +246,7 @@ fn dropout_of_the_head_has_the_gradient_of_its_forward() {
         tape.backward(&mut gradients, &[]);
         device.read_f64(gradients.view(spec.place))
     };
-    assert!(gradient.iter().any(|g| *g == 0.0) && gradient.iter().any(|g| *g != 0.0));
+    assert!(gradient.contains(&0.0) && gradient.iter().any(|g| *g != 0.0));
     let values = device.read(loaded.parameters.view(spec.place));
     let step = 1.0 / 1024.0;
     for i in (0..values.len()).step_by(7) {
@@ -355,5 +355,56 @@ fn states_of_first_tokens_are_those_of_all_tokens() {
         assert!(alone.0 == all.0, "{}: other bits", case.name);
         assert_close(&alone.1, &all.1, &format!("{}: gradients", case.name));
         assert!(run(true, true) == alone, "{}: recomputed", case.name);
+    }
+}
+
+#[test]
+fn layers_are_averaged_as_those_of_hugging_face() {
+    let device = Cpu::new(1).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/classifier_layers");
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(path.join("expected.json")).unwrap()).unwrap();
+    let texts: Vec<Vec<u32>> =
+        lists(&expected["ids"]).iter().map(|t| t.iter().map(|&v| v as u32).collect()).collect();
+    let layers: Vec<i64> = serde_json::from_value(expected["layers"].clone()).unwrap();
+    for (pooling, name) in [(Pooling::First, "cls"), (Pooling::Mean, "mean")] {
+        let headers = ClassifierHeaders::read(&folder(&path)).unwrap();
+        let width = headers.config.encoder.width();
+        let labels = (0..width).map(|i| i.to_string()).collect();
+        let layers = layers.clone();
+        let config =
+            ClassifierConfig { head: HeadKind::Linear, layers, pooling, labels, ..headers.config.clone() };
+        config.check().unwrap();
+        let mut loaded = LoadedClassifier::with_config(headers, config, 1, &device).unwrap();
+        // Logits are the vectors themselves.
+        let [weight, bias] = [0, 1].map(|i| loaded.model.output_specs()[i].place);
+        let one: Vec<f32> = (0..width * width).map(|i| f32::from(u8::from(i % (width + 1) == 0))).collect();
+        device.write(loaded.parameters.view_mut(weight), &one);
+        device.write(loaded.parameters.view_mut(bias), &vec![0.0; width]);
+        assert_close(&logits(&device, &loaded, &texts), &lists(&expected[name]).concat(), name);
+        let saved = tempfile::tempdir().unwrap();
+        loaded.save(saved.path(), &device).unwrap();
+        let again = open(saved.path(), &device);
+        assert_eq!(again.model.config, loaded.model.config);
+        assert_eq!(logits(&device, &again, &texts), logits(&device, &loaded, &texts));
+    }
+}
+
+#[test]
+fn layers_that_are_none_are_refused() {
+    let with = |layers: &[i64], head| {
+        let config = ClassifierConfig::new(small(), named(&["a"]));
+        ClassifierConfig { layers: layers.to_vec(), head, ..config }.check()
+    };
+    assert_eq!(with(&[0, -2, 2], HeadKind::Linear), Ok(()));
+    for (layers, head, word) in [
+        (&[-2][..], HeadKind::Family, "linear head"),
+        (&[3], HeadKind::Linear, "found 3"),
+        (&[-4], HeadKind::Linear, "found -4"),
+        (&[2, -1], HeadKind::Linear, "each once"),
+        (&[], HeadKind::Linear, "found none"),
+    ] {
+        let said = with(layers, head).unwrap_err();
+        assert!(said.contains(word), "{layers:?}: {said}");
     }
 }

@@ -182,9 +182,12 @@ fn settle_config<T: TaskOptions>(
         let (key, before, now) = (&d.key, show(&d.stored), show(&d.wanted));
         tracing::info!("--{key} was {before}, from here on it is {now}");
         let scheduler = wanted.get("scheduler").and_then(|v| v.as_str()).unwrap_or("fixed");
-        if key == "total_steps" && scheduler != "fixed" && !wanted.contains_key("scheduler_steps") {
+        if ["total_steps", "epochs"].contains(&key.as_str())
+            && scheduler != "fixed"
+            && !wanted.contains_key("scheduler_steps")
+        {
             tracing::warn!(
-                "the {scheduler} schedule ends at --total_steps: it changes its slope here, and the run is not the one that a \
+                "the {scheduler} schedule ends at --{key}: it changes its slope here, and the run is not the one that a \
                  start with {now} would have been; --scheduler_steps would keep the two apart"
             );
         }

@@ -17,5 +17,6 @@ pub mod norm;
 pub mod pooling;
 pub mod residual;
 pub mod rotary;
+pub mod scaled;
 pub mod state_attention;
 pub mod sum;

@@ -1,4 +1,4 @@
-//! The states of first tokens alone: what a classifier reads of the last layer. That layer needs keys and values of all tokens, but queries,
+//! States of some layers; and the states of first tokens alone: what a classifier reads of the last layer. That layer needs keys and values of all tokens, but queries,
 //! and all that follows attention, of one token a text: about three quarters of its work are saved, in the backward too.
 
 use std::rc::Rc;
@@ -8,6 +8,29 @@ use tercio_engine::{AttentionShape, Device, LayerNorm, Param, Span, Tape, Var};
 use super::{ATTENTION, Bert, Layer, SITES};
 
 impl Bert {
+    /// Hidden states after each of the layers `counts` (0: the embedding), which rise; `[tokens, hidden_size]` each. Layers beyond the last of
+    /// these are not computed.
+    pub fn encode_states<'p, D: Device>(
+        &'p self,
+        tape: &mut Tape<'p, D>,
+        ids: &[u32],
+        spans: &[Span],
+        counts: &[usize],
+        recompute: bool,
+    ) -> Vec<Var<D>> {
+        let shape = self.shape(spans, spans);
+        let (mut x, mut done, mut states) = (self.begin(tape, ids, None, spans), 0, Vec::new());
+        for &count in counts {
+            x = self.through(tape, x, done..count, &shape, recompute);
+            done = count;
+            states.push(match count.checked_sub(1) {
+                Some(last) => tape.layer_norm(&x, self.layers[last].norm, None),
+                None => x.clone(),
+            });
+        }
+        states
+    }
+
     /// The last layer's state of every text's first token, `[spans, hidden_size]`: the same as those rows of [`Bert::encode`], without
     /// dropout bit for bit. No text may be empty.
     pub fn encode_first<'p, D: Device>(
@@ -22,7 +45,7 @@ impl Bert {
             let states = self.encode(tape, ids, None, spans, recompute);
             return tape.rows(&states, &first);
         };
-        let x = self.encode_layers(tape, ids, None, spans, spans, before, recompute);
+        let x = self.encode_layers(tape, ids, None, spans, spans, before.len(), recompute);
         let norm = before.last().map(|layer| layer.norm);
         let site = before.len() as u64 * SITES;
         let keys: Rc<[Span]> = spans.into();

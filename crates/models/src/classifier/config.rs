@@ -1,6 +1,8 @@
 //! What a classifier's `config.json` says beside its encoder's: labels, kind of problem, head; and what it says of the labels of a
 //! text, given its logits.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 use tercio_engine::Activation;
 
@@ -38,6 +40,9 @@ pub struct ClassifierConfig {
     pub head: HeadKind,
     /// How the states of a text become one vector.
     pub pooling: Pooling,
+    /// The layers whose pooled states are averaged, by Hugging Face's list of hidden states: 0 is the embedding, -1 the last layer. Others than
+    /// the last one with flair's head only.
+    pub layers: Vec<i64>,
     /// Dropout of the head in training.
     pub dropout: f64,
     /// Whether the head's dense layer has a bias (ModernBERT's may not).
@@ -63,6 +68,7 @@ impl ClassifierConfig {
             threshold: 0.5,
             head: HeadKind::Family,
             pooling: Pooling::First,
+            layers: vec![-1],
             dropout,
             head_bias,
             head_activation,
@@ -119,6 +125,12 @@ impl ClassifierConfig {
                 config.head = HeadKind::Linear;
                 config.pooling = pooling(&own, "pooling", "cls").map_err(inside)?;
                 config.dropout = own.real("dropout", 0.0, 0.0..1.0).map_err(inside)?;
+                if let Some(layers) = own.get("layers") {
+                    let numbers = layers.as_array().map(|l| l.iter().map(Value::as_i64).collect());
+                    config.layers = numbers.flatten().ok_or_else(|| {
+                        inside(format!("`layers`: expected a list of whole numbers, found {layers}"))
+                    })?;
+                }
             }
             other => {
                 return Err(inside(format!("`head`: expected \"family\" or \"linear\", found {other:?}")));
@@ -146,6 +158,7 @@ impl ClassifierConfig {
                 own["head"] = "linear".into();
                 own["pooling"] = pooling_name(self.pooling).into();
                 own["dropout"] = self.dropout.into();
+                own["layers"] = self.layers.clone().into();
             }
             HeadKind::Family => {
                 json.insert("architectures".into(), json!([self.architecture()]));
@@ -188,7 +201,36 @@ impl ClassifierConfig {
                 self.architecture()
             ));
         }
+        self.check_layers()?;
         check_labels(&self.labels)
+    }
+
+    fn check_layers(&self) -> Result<(), String> {
+        let last = self.encoder.layers() as i64;
+        if self.layers == [-1] {
+            return Ok(());
+        }
+        let found = &self.layers;
+        if self.head == HeadKind::Family || matches!(self.encoder, EncoderConfig::ModernBert(_)) {
+            return Err(format!(
+                "layers {found:?}: others than the last, -1, are for flair's linear head on encoders of BERT's kind"
+            ));
+        }
+        if let Some(beyond) = found.iter().find(|n| !(-last - 1..=last).contains(n)) {
+            return Err(format!("layers: expected numbers from {} to {last}, found {beyond}", -last - 1));
+        }
+        match self.layer_counts().len() {
+            0 => Err("layers: expected one at least, found none".into()),
+            n if n < found.len() => Err(format!("layers {found:?}: expected each once")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The layers that are averaged, as how many layers are behind each; rising, each once.
+    pub(super) fn layer_counts(&self) -> Vec<usize> {
+        let all = self.encoder.layers() as i64 + 1;
+        let counts: BTreeSet<usize> = self.layers.iter().map(|&n| n.rem_euclid(all) as usize).collect();
+        counts.into_iter().collect()
     }
 
     /// The probability of every label, given a text's logits: softmax, or a sigmoid each.

@@ -132,6 +132,11 @@ pub struct ClassifierModelOptions {
     #[arg(long, value_enum, visible_alias = "cls-pooling", env = "TERCIO_POOLING")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooling: Option<ClassifierPooling>,
+    /// With --head linear: layers whose pooled states are averaged, with commas between them (0 the embedding, -1 the last layer), or all;
+    /// default: what the classifier in --model_path has, the last layer for an encoder
+    #[arg(long, env = "TERCIO_LAYERS", allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<String>,
     /// Tokens of a text at most, special ones counted; default: what the classifier in --model_path or the tokenizer has, at most 512
     #[arg(long, env = "TERCIO_TEXT_MAXLENGTH")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -244,6 +249,21 @@ impl ClassifierModelOptions {
             downsample: self.downsample,
             stratified: self.stratified,
             ..CorpusSettings::default()
+        }
+    }
+    /// The layers that are averaged, of an encoder that has `count`; `None` where nothing is said.
+    ///
+    /// # Errors
+    /// What is wrong with --layers.
+    pub fn layer_list(&self, count: usize) -> Result<Option<Vec<i64>>, String> {
+        match self.layers.as_deref() {
+            None => Ok(None),
+            Some("all") => Ok(Some((0..=count as i64).collect())),
+            Some(list) => {
+                let numbers: Result<Vec<i64>, _> = list.split(',').map(|n| n.trim().parse()).collect();
+                let expected = "expected whole numbers with commas between them, or all";
+                numbers.map(Some).map_err(|_| format!("--layers: {expected}, found {list:?}"))
+            }
         }
     }
     /// The weights of labels.
@@ -376,6 +396,7 @@ impl TaskOptions for ClassifierModelOptions {
                     .into(),
             );
         }
+        self.layer_list(1)?;
         self.weights().map(drop)
     }
 }
@@ -427,6 +448,7 @@ mod tests {
             ("--missing-splits none --use-model best", "--eval_data"),
             ("--missing-splits none --early-stop 2", "--early_stop"),
             ("--maxload 5", "--downsample"),
+            ("--layers -1,x", "--layers"),
             ("--optim sgd --shard optimizer", "--shard optimizer"),
             ("--mini-batch-size 5 --mini-batch-chunk-size 2", "multiple"),
         ] {

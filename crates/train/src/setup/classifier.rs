@@ -345,6 +345,9 @@ fn settle(
         Some(ClassifierPooling::Mean) => config.pooling = Pooling::Mean,
         None => {}
     }
+    if let Some(layers) = o.layer_list(config.encoder.layers()).map_err(TrainError::Options)? {
+        config.layers = layers;
+    }
     if let Some(p) = options.optim.dropout {
         config.encoder.set_dropout(p);
         config.dropout = p;
@@ -358,7 +361,7 @@ fn settle(
         )));
     }
     config.max_length = Some(maxlength);
-    config.check().map_err(|what| TrainError::Options(format!("--head and --pooling: {what}")))?;
+    config.check().map_err(|what| TrainError::Options(format!("--head, --pooling and --layers: {what}")))?;
     Ok(config)
 }
 
