@@ -66,7 +66,20 @@ fn two_and_four_ranks_give_the_bits_of_one() {
     let corner = Corner::new();
     let kinds: [&[&str]; 3] = [
         &["--label_smoothing", "0.1", "--class_weights", "balanced"],
-        &["--recipe", "train", "--head", "linear", "--pooling", "mean", "--lr", "0.05", "--reduction", "sum"],
+        &[
+            "--recipe",
+            "train",
+            "--head",
+            "linear",
+            "--pooling",
+            "mean",
+            "--layers",
+            "0,-1",
+            "--lr",
+            "0.05",
+            "--reduction",
+            "sum",
+        ],
         &["--multi_label", "--recompute", "--bf16"],
     ];
     for (i, kind) in kinds.into_iter().enumerate() {
