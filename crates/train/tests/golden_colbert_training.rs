@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
 use tercio_engine::{Arena, Cpu, Device, Reference};
-use tercio_train::colbert::EncodedText;
+use tercio_train::colbert::{EncodedText, TextTokens};
 use tercio_train::objective::Objective;
 use tercio_train::objectives::colbert::ColbertObjective;
 use tercio_train::objectives::colbert::batch::ColbertShard;
@@ -419,5 +419,42 @@ fn recompute_threads_and_shards() {
             assert!(error < 1e-5 * scale, "{micro}: error {error} of {scale}");
         }
         assert_all_close(&[of(1, &["--micro-batch-size=1"]).0], &[loss], "loss");
+    }
+}
+
+/// A document of which the skip list leaves nothing scores -1 for every token of a query, the least that two unit vectors can have, and 0
+/// with PyLate's floor; a word that the vocabulary lacks hides nothing.
+#[test]
+fn golden_colbert_documents_of_which_nothing_is_left() {
+    for case in cases() {
+        let device = Cpu::new(1).unwrap();
+        let rows = json!([
+            {"query": "who repaired the church bell?", "positive": "! , ;", "negative": "the old miller"},
+            {"query": "the harbour wall", "positive": "a wooden boat", "negative": "?"},
+        ]);
+        for (floor, least) in [(true, 0.0), (false, -1.0)] {
+            let mut opened = open(&device, &case, list(&rows), &[]);
+            let objective = &mut opened.run.objective;
+            objective.zero_floor = floor;
+            let mut config = objective.model.config.clone();
+            config.skiplist.extend(["[CLS]", "[SEP]", "[D] ", "no such word"].map(String::from));
+            let most = objective.model.encoder.config().max_tokens();
+            objective.encoding.tokens = TextTokens::new(&config, &objective.tokenizer, most).unwrap();
+            let unknown = objective.encoding.tokens.document("\u{1F980} x", &objective.tokenizer).unwrap();
+            let unk = objective.tokenizer.unk_id().unwrap();
+            assert!(unknown.kept.iter().any(|&t| unknown.ids[t as usize] == unk), "{unknown:?}");
+            let train = &objective.train;
+            let examples: Vec<_> = (0..train.len()).map(|i| train.get(i).unwrap()).collect();
+            let parameters = &opened.run.state.parameters;
+            let scores = device.run(|| objective.ranker(&device, parameters).scores(&examples)).unwrap();
+            let (query, _) = objective.encoding.tokens.lengths();
+            assert_eq!(scores[0].scores[0], least * query as f64);
+            assert_eq!(scores[1].scores[1], least * query as f64);
+            assert!(scores[0].scores[1] > 0.0 && scores[1].scores[0] > 0.0);
+            let (loss, gradients) = opened.gradient(parameters);
+            let gradients = device.read_f64(gradients.all());
+            assert!(loss.is_finite() && gradients.iter().all(|g| g.is_finite()));
+            assert!(gradients.iter().any(|&g| g != 0.0), "the others still teach");
+        }
     }
 }

@@ -36,6 +36,8 @@ pub const FIGURES: [(&str, &str, Metric); 8] = [
 const DEPTH: usize = 100;
 /// Documents whose scores are in memory together.
 const BLOCK: usize = 8192;
+/// Documents that are embedded at a time, at least.
+const DOCUMENTS: usize = 16;
 /// Queries that are embedded at a time.
 const QUERIES: usize = 64;
 
@@ -108,7 +110,7 @@ pub struct CollectionSearch<'a, D: Device> {
     pub encoding: &'a ColbertEncoding,
     /// Whether masked tokens of documents count as products of 0.
     pub zero_floor: bool,
-    /// Documents at a time.
+    /// Documents at a time; few are too few, so that there is a least number.
     pub batch: usize,
 }
 
@@ -143,7 +145,7 @@ impl<D: Device> CollectionSearch<'_, D> {
                 self.device.trim();
                 Ok(scores)
             };
-            let batches = Batches { len, size: self.batch, print_freq: u64::MAX };
+            let batches = Batches { len, size: self.batch.max(DOCUMENTS), print_freq: u64::MAX };
             for (i, message) in items_among(world, batches, stop, &mut work)?.into_iter().enumerate() {
                 let (scores, rest) = message.as_chunks::<4>();
                 if scores.len() != count || !rest.is_empty() {

@@ -53,11 +53,13 @@ impl TextTokens {
     /// # Errors
     /// A prefix that the vocabulary lacks; texts longer than the model takes.
     pub fn new(config: &ColbertConfig, tokenizer: &Tokenizer, most: usize) -> Result<TextTokens, TrainError> {
-        for (flag, n) in [("query_length", config.query_length), ("document_length", config.document_length)]
-        {
+        for (flag, other, n) in [
+            ("query_length", "question_maxlength", config.query_length),
+            ("document_length", "passage_maxlength", config.document_length),
+        ] {
             if n > most {
                 return Err(TrainError::Options(format!(
-                    "--{flag} {n}: the encoder takes at most {most} tokens; give a smaller one"
+                    "--{flag} {n} (or --{other}): the encoder takes at most {most} tokens; give a smaller one"
                 )));
             }
         }

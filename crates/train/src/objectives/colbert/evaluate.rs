@@ -21,8 +21,6 @@ use crate::objectives::retriever::evaluate::contrast;
 use crate::objectives::retriever::measure::{self, QuestionFigures, Tally, compare_orders, rank_positives};
 use crate::ranks::in_order::{Batches, items_among};
 
-/// Documents of a collection at a time, at least.
-const SEARCHED: usize = 16;
 /// Share of pairs of a positive and another document of a query of which the positive scores higher: of one positive and one negative
 /// PyLate's accuracy of triplets.
 pub const TRIPLETS: &str = "triplet_accuracy";
@@ -242,7 +240,7 @@ impl<D: Device> ColbertObjective<D> {
                 tokenizer: &self.tokenizer,
                 encoding: &self.encoding,
                 zero_floor: self.zero_floor,
-                batch: self.eval_batch.max(SEARCHED),
+                batch: self.eval_batch,
             };
             let found = search.measure_among(world, collection, &|| stop())?;
             score = found.first().copied().or(score);
