@@ -186,3 +186,45 @@ pub(crate) fn scaled_sum<D: Device>(
         device.add(target.range_mut(block), step.view());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tercio_comm::World;
+    use tercio_engine::Cpu;
+
+    use super::*;
+
+    #[test]
+    fn sgd_steps_along_the_clipped_gradient_and_decays() {
+        let device = Cpu::new(1).unwrap();
+        let mut layout = Layout::default();
+        let places = [layout.add("a.weight", &[2, 2]), layout.add("a.bias", &[2])];
+        let options = OptimOptions {
+            optim: Optim::Sgd,
+            lr: 0.5,
+            clip: 1.0,
+            weight_decay: 0.1,
+            no_decay: "bias".into(),
+            ..OptimOptions::default()
+        };
+        let mut parameters = Arena::zeros(&device, &layout);
+        let mut gradients = Arena::zeros(&device, &layout);
+        for place in places {
+            device.write(parameters.view_mut(place), &vec![2.0; place.len()]);
+            device.write(gradients.view_mut(place), &vec![4.0; place.len()]);
+        }
+        let [first, second] = no_moments(&device, Optim::Sgd, &layout, None);
+        assert_eq!((first.len(), second.len()), (0, 0));
+        let mut state = TrainState { step: 0, parameters, first, second };
+        let mut optimizer = Optimizer::new(&options, &layout);
+        optimizer.rate_factor = 0.5;
+        let parts = Parts::new::<Cpu>(&World::alone(), &layout, false);
+        // A norm of 4 is clipped to 1.
+        let lr = optimizer.apply(&device, &parts, &mut state, &gradients, 4.0 - 1e-6);
+        assert_eq!(lr, 0.25);
+        let of = |place| device.read(state.parameters.view(place));
+        // 2 (1 - 0.25 * 0.1) - 0.25 * 4 / 4, and the same without decay.
+        assert!(of(places[0]).iter().all(|p| (p - 1.7).abs() < 1e-6), "{:?}", of(places[0]));
+        assert!(of(places[1]).iter().all(|p| (p - 1.75).abs() < 1e-6), "{:?}", of(places[1]));
+    }
+}
