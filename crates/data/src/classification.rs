@@ -90,7 +90,7 @@ impl ClassificationTally {
     /// Counts a document: its labels, each once, known or not, and the numbers of the predicted ones, each once and known.
     ///
     /// # Errors
-    /// More labels than fit into 32 bits; a predicted number that the classifier does not have.
+    /// More labels than [`crate::labels::MOST_LABELS`]; a predicted number that the classifier does not have.
     pub fn add(&mut self, gold: &[String], predicted: &[u32]) -> Result<(), DataError> {
         if let Some(id) = predicted.iter().find(|&&id| id as usize >= self.known) {
             return Err(DataError::Setting(format!("label {id} of {} was predicted", self.known)));

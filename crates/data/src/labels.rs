@@ -7,6 +7,9 @@ use sha2::{Digest, Sha256};
 use crate::error::DataError;
 use crate::index::hex;
 
+/// No classifier has as many labels; a file that has is one whose column of labels is another one.
+pub const MOST_LABELS: usize = 1 << 20;
+
 /// Names of labels, numbered from 0 in the order of their first appearance (or as a model's configuration has them).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels {
@@ -24,7 +27,7 @@ impl Labels {
     /// Labels in this order, counted 0 times each.
     ///
     /// # Errors
-    /// An empty name, one that comes twice, more than fit into 32 bits.
+    /// An empty name, one that comes twice, more than [`MOST_LABELS`].
     pub fn from_names(names: Vec<String>) -> Result<Labels, DataError> {
         let mut labels = Labels::new();
         for name in names {
@@ -42,7 +45,7 @@ impl Labels {
     /// Counts an occurrence, of a new label as of a known one; gives its number.
     ///
     /// # Errors
-    /// More labels than fit into 32 bits.
+    /// More labels than [`MOST_LABELS`].
     pub fn count(&mut self, name: &str) -> Result<u32, DataError> {
         let id = match self.id(name) {
             Some(id) => id,
@@ -53,8 +56,12 @@ impl Labels {
     }
 
     fn number(&mut self, name: &str) -> Result<u32, DataError> {
-        let id = u32::try_from(self.names.len())
-            .map_err(|_| DataError::Setting("labels: expected fewer than 2^32 different ones".into()))?;
+        if self.len() == MOST_LABELS {
+            return Err(DataError::Setting(format!(
+                "labels: expected at most {MOST_LABELS} different ones, found more, {name:?} among them; is the column of labels the right one?"
+            )));
+        }
+        let id = self.len() as u32;
         self.names.push(name.to_owned());
         self.counts.push(0);
         self.ids.insert(name.to_owned(), id);
@@ -127,6 +134,8 @@ mod tests {
         assert_eq!(of(&["a", "b"]), of(&["a", "b"]));
         assert_ne!(of(&["a", "b"]), of(&["b", "a"]));
         assert_ne!(of(&["ab", "c"]), of(&["a", "bc"]));
+        let many = (0..=MOST_LABELS).map(|i| i.to_string()).collect();
+        assert!(Labels::from_names(many).unwrap_err().to_string().contains("the right one?"));
         let twice = Labels::from_names(vec!["a".into(), "a".into()]).unwrap_err().to_string();
         assert!(twice.contains("\"a\" twice"), "{twice}");
         assert!(Labels::from_names(vec![String::new()]).is_err());
