@@ -174,18 +174,19 @@ impl MaxSim {
         let best = |(n, query): (usize, &QueryTokens)| -> Result<Vec<Hit>, SearchError> {
             let bound =
                 |block: &Block, d: usize| block.terms.get(d).map_or(f32::NAN, |terms| query.bound(*terms));
-            let mut lower = Top::new(depth);
+            // Those that seem the best: whatever is not below the worst of their true scores may be among the best.
+            let mut likely = Top::new(depth);
             for (block, near) in self.blocks.iter().zip(&near) {
-                for d in block.documents() {
-                    // What is no number, where there is no copy or it is beyond f32, says nothing.
-                    let least = near[n][d] - bound(block, d);
-                    if least.is_finite() {
-                        lower.offer(block.first + d as u64, least);
-                    }
-                }
+                // What is no number, where there is no copy or it is beyond f32, says nothing.
+                let known = block.documents().filter(|d| near[n][*d].is_finite());
+                known.for_each(|d| likely.offer(block.first + d as u64, near[n][d]));
             }
-            let lower = lower.into_sorted();
-            let least = lower.get(depth.wrapping_sub(1)).map_or(f32::NEG_INFINITY, |hit| hit.score);
+            let likely = likely.into_sorted();
+            let mut least = if likely.len() < depth { f32::NEG_INFINITY } else { f32::INFINITY };
+            for hit in likely {
+                let block = &self.blocks[self.blocks.partition_point(|block| block.first <= hit.row) - 1];
+                least = least.min(self.score(cpu, query, block, (hit.row - block.first) as usize)?);
+            }
             let of = |(block, near): (&Block, &Vec<Vec<f32>>)| -> Result<Vec<Hit>, SearchError> {
                 let may = |d: &usize| {
                     let most = near[n][*d] + bound(block, *d);

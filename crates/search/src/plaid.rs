@@ -276,11 +276,7 @@ impl PlaidIndex {
     /// A row that is not there.
     pub fn vectors(&self, cpu: &Cpu, row: u64) -> Result<Vec<f32>, SearchError> {
         match u32::try_from(row).ok().filter(|_| row < self.total) {
-            Some(row) => {
-                let mut out = Vec::new();
-                self.unpack(cpu, row, &mut out);
-                Ok(out)
-            }
+            Some(row) => Ok(self.unpacked(cpu, row)),
             None => Err(SearchError::Unusable(format!("row {row}: the index has {}", self.total))),
         }
     }

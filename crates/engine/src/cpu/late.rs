@@ -55,6 +55,11 @@ impl QueryTokens {
         self.tokens
     }
 
+    /// The sum of what [`Cpu::raise_to_products`] has left for the tokens, in their order, in f64: a document's score.
+    pub fn sum(&self, best: &[f32]) -> f32 {
+        best[..self.tokens].iter().fold(0f64, |sum, b| sum + f64::from(*b)) as f32
+    }
+
     /// Elements that a kernel gives: the tokens, and some that mean nothing.
     pub fn lanes(&self) -> usize {
         self.lanes
@@ -250,7 +255,7 @@ impl Cpu {
     pub fn max_sim(&self, query: &QueryTokens, rows: &[f32]) -> f32 {
         let mut best = vec![f32::NEG_INFINITY; query.lanes];
         self.raise_to_products(query, rows, &mut best);
-        best[..query.tokens].iter().fold(0f64, |sum, b| sum + f64::from(*b)) as f32
+        query.sum(&best)
     }
 
     /// Estimates from a table: `table` has, for every code, a byte for each lane of the query, `lanes` of them (a multiple of [`LANES`]);

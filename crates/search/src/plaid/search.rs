@@ -16,6 +16,8 @@ const PROBES: usize = 8;
 const CANDIDATES: usize = 512;
 /// See [`CANDIDATES`].
 const TIMES: usize = 4;
+/// Vectors that are put together at once.
+const PART: usize = 16;
 /// Documents that one thread estimates, or scores, before another may take some.
 const TOGETHER: usize = 512;
 
@@ -87,12 +89,14 @@ impl PlaidIndex {
             }
             chosen.extend(found);
         }
-        let score = |out: &mut Vec<f32>, row: &u32| -> Result<Hit, SearchError> {
-            self.unpack(cpu, *row, out);
-            Ok(Hit { row: u64::from(*row), score: finite(cpu.max_sim(query, out), u64::from(*row))? })
+        let score = |(best, rows): &mut (Vec<f32>, Vec<f32>), row: &u32| -> Result<Hit, SearchError> {
+            best.clear();
+            best.resize(query.lanes(), f32::NEG_INFINITY);
+            self.each_part(cpu, *row, rows, |rows| cpu.raise_to_products(query, rows, best));
+            Ok(Hit { row: u64::from(*row), score: finite(query.sum(best), u64::from(*row))? })
         };
         let hits: Vec<Result<Hit, SearchError>> =
-            chosen.par_iter().with_min_len(TOGETHER / 16).map_init(Vec::new, score).collect();
+            chosen.par_iter().with_min_len(TOGETHER / 16).map_init(Default::default, score).collect();
         let mut top = Top::new(how.depth);
         for hit in hits {
             let hit = hit?;
@@ -159,20 +163,25 @@ impl PlaidIndex {
         chosen
     }
 
-    /// Puts the vectors of a row together.
-    pub(super) fn unpack(&self, cpu: &Cpu, row: u32, out: &mut Vec<f32>) {
+    /// Puts the vectors of a row together, a few at a time, so that they are in the first cache when they are looked at.
+    fn each_part(&self, cpu: &Cpu, row: u32, out: &mut Vec<f32>, mut with: impl FnMut(&[f32])) {
         let (piece, document) = self.place(row);
         let dimension = self.settings.dimension;
-        let codes = piece.codes(document);
-        out.resize(codes.len() * dimension, 0.0);
-        let rows = PackedRows {
-            codes,
-            residuals: piece.residuals(document, self.buckets.row_bytes(dimension)),
-            centroids: &self.centroids,
-            dimension,
-            unit: self.settings.unit,
-        };
-        cpu.unpack_rows(&self.buckets, rows, out);
+        let width = self.buckets.row_bytes(dimension);
+        let residuals = piece.residuals(document, width).chunks(PART * width);
+        for (codes, residuals) in piece.codes(document).chunks(PART).zip(residuals) {
+            out.resize(codes.len() * dimension, 0.0);
+            let (centroids, unit) = (&self.centroids[..], self.settings.unit);
+            cpu.unpack_rows(&self.buckets, PackedRows { codes, residuals, centroids, dimension, unit }, out);
+            with(out);
+        }
+    }
+
+    /// All vectors of a row.
+    pub(super) fn unpacked(&self, cpu: &Cpu, row: u32) -> Vec<f32> {
+        let (mut all, mut part) = (Vec::new(), Vec::new());
+        self.each_part(cpu, row, &mut part, |rows| all.extend_from_slice(rows));
+        all
     }
 }
 
