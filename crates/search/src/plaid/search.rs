@@ -18,7 +18,7 @@ const CANDIDATES: usize = 512;
 const TIMES: usize = 4;
 /// Vectors that are put together at once.
 const PART: usize = 16;
-/// Documents that one thread estimates, or scores, before another may take some.
+/// Documents that one thread estimates before another may take some.
 const TOGETHER: usize = 512;
 
 /// How a search is done.
@@ -96,7 +96,7 @@ impl PlaidIndex {
             Ok(Hit { row: u64::from(*row), score: finite(query.sum(best), u64::from(*row))? })
         };
         let hits: Vec<Result<Hit, SearchError>> =
-            chosen.par_iter().with_min_len(TOGETHER / 16).map_init(Default::default, score).collect();
+            chosen.par_iter().with_min_len(8).map_init(Default::default, score).collect();
         let mut top = Top::new(how.depth);
         for hit in hits {
             let hit = hit?;

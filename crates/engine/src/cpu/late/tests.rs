@@ -80,13 +80,15 @@ fn sums_of_greatest_bytes_are_those_of_a_plain_loop() {
             .map(|r| std::array::from_fn(|l| byte((r * LANES + l) as u64)))
             .collect();
         let codes: Vec<u16> = (0..codes_count).map(|i| (key(&[6, i]) % rows as u64) as u16).collect();
-        let mut want = 0u32;
-        for s in 0..tokens_strips {
-            for l in 0..LANES {
-                want +=
-                    codes.iter().map(|c| u32::from(table[*c as usize * tokens_strips + s][l])).max().unwrap();
-            }
-        }
+        let most = |(strip, lane): (usize, usize)| {
+            codes
+                .iter()
+                .map(|c| u32::from(table[usize::from(*c) * tokens_strips + strip][lane]))
+                .max()
+                .unwrap()
+        };
+        let lanes = |strip: usize| (0..LANES).map(move |lane| (strip, lane));
+        let want: u32 = (0..tokens_strips).flat_map(lanes).map(most).sum();
         let bytes: Vec<[u8; 2]> = codes.iter().map(|c| c.to_le_bytes()).collect();
         for cpu in devices() {
             assert_eq!(cpu.max_sim_of_codes(&table, tokens_strips, &bytes), want);
