@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use tercio_train::options::with_recipe;
+use tercio_train::options::{dashed, with_recipe};
 
 /// The words of the command line with underscores of long flags turned into dashes, and the content of `--config` files in front
 /// of the other flags of the command. What follows a `--` is no flag and stays as it is.
@@ -39,22 +39,11 @@ pub fn words(mut raw: impl Iterator<Item = OsString>) -> anyhow::Result<Vec<OsSt
     // A classifier's recipe stands below everything that is said of single settings.
     let command = |i: usize| words.get(i).map(|word| word.to_string_lossy());
     match (command(1).as_deref(), command(2).as_deref()) {
-        (Some("train"), Some("classifier")) | (Some("config"), Some("print-classifier")) => Ok(with_recipe(words)),
+        (Some("train"), Some("classifier")) | (Some("config"), Some("print-classifier")) => {
+            Ok(with_recipe(words))
+        }
         _ => Ok(words),
     }
-}
-
-fn dashed(word: OsString) -> OsString {
-    let Some(text) = word.to_str().filter(|t| t.starts_with("--")) else {
-        return word;
-    };
-    let (name, value) = text.split_once('=').map_or((text, None), |(n, v)| (n, Some(v)));
-    // A text that begins with dashes is no flag.
-    if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
-        return word;
-    }
-    let name = name.replace('_', "-");
-    value.map_or(name.clone(), |v| format!("{name}={v}")).into()
 }
 
 fn flags_of(path: &Path) -> anyhow::Result<Vec<OsString>> {

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use classifier::{
     Anneal, ClassWeights, ClassifierHead, ClassifierModelOptions, ClassifierOptions, ClassifierPooling, MissingSplits, Recipe,
-    Reduction, UnknownLabelsOption, UseModel, classifier_options, with_recipe,
+    Reduction, UnknownLabelsOption, UseModel, classifier_options, dashed, with_recipe,
 };
 pub use colbert::{ColbertLossKind, ColbertModelOptions, ColbertOptions, ColbertTextOptions};
 pub use optim::{Optim, OptimOptions, Scheduler};

@@ -13,7 +13,7 @@ use super::{DataOptions, Init, MOST_TEXT_TOKENS, TaskOptions, TrainOptions};
 use crate::schedule::PlateauOptions;
 use crate::trainer::LoopOptions;
 
-pub use recipe::{Recipe, classifier_options, with_recipe};
+pub use recipe::{Recipe, classifier_options, dashed, with_recipe};
 
 /// All settings of `tercio train classifier`.
 pub type ClassifierOptions = TrainOptions<ClassifierModelOptions>;

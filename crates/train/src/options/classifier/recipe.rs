@@ -83,6 +83,20 @@ pub fn with_recipe(words: Vec<OsString>) -> Vec<OsString> {
     all
 }
 
+/// A long flag with dashes for its underscores: both forms mean the same.
+pub fn dashed(word: OsString) -> OsString {
+    let Some(text) = word.to_str().filter(|t| t.starts_with("--")) else {
+        return word;
+    };
+    let (name, value) = text.split_once('=').map_or((text, None), |(n, v)| (n, Some(v)));
+    // A text that begins with dashes is no flag.
+    if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+        return word;
+    }
+    let name = name.replace('_', "-");
+    value.map_or(name.clone(), |v| format!("{name}={v}")).into()
+}
+
 #[derive(Parser)]
 #[command(infer_long_args = true, args_override_self = true)]
 struct Flags {
@@ -97,7 +111,10 @@ struct Flags {
 pub fn classifier_options<I: Into<OsString>>(
     flags: impl IntoIterator<Item = I>,
 ) -> Result<ClassifierOptions, String> {
-    let words = [OsString::from("classifier")].into_iter().chain(flags.into_iter().map(Into::into)).collect();
+    let words = [OsString::from("classifier")]
+        .into_iter()
+        .chain(flags.into_iter().map(|w| dashed(w.into())))
+        .collect();
     let options = Flags::try_parse_from(with_recipe(words)).map_err(|e| e.to_string())?.options;
     options.check()?;
     Ok(options)
@@ -120,7 +137,7 @@ mod tests {
         assert_eq!((o.optim.scheduler, o.optim.weight_decay), (Scheduler::Linear, 0.01));
         let plan = o.data.batch_plan().unwrap();
         assert_eq!((plan.global, plan.micro, o.model.epochs), (4, 4, 10));
-        let o = options("--recipe train --lr 0.3 --mini-batch-size 12 --mini-batch-chunk-size 3").unwrap();
+        let o = options("--recipe train --lr 0.3 --mini_batch_size 12 --mini_batch_chunk_size=3").unwrap();
         assert_eq!((o.optim.optim, o.optim.lr, o.model.anneal), (Optim::Sgd, 0.3, Anneal::Plateau));
         let plan = o.data.batch_plan().unwrap();
         assert_eq!((plan.global, plan.micro, plan.shards, o.model.epochs), (12, 3, 4, 100));
