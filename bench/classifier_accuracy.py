@@ -93,7 +93,7 @@ def ours(a, seed):
         sys.exit(f"exit status {done.returncode} of: {' '.join(str(x) for x in train)}\n{done.stderr[-3000:]}")
     seconds = time.monotonic() - since
     report = last_json([a.tercio, "eval", "classifier", "--model", os.path.join(a.work, name, a.result), "--data", a.test, "--threads", a.threads, "--json", "--quiet"])
-    return {"accuracy": report["accuracy"], "macro_f1": report["macro"]["f1"], "seconds": seconds}
+    return {"accuracy": report["accuracy"], "macro_f1": report["macro"]["f1-score"], "seconds": seconds}
 
 
 def main():
