@@ -5,7 +5,7 @@ use std::path::Path;
 use super::build::{PlaidReport, commit};
 use super::{PlaidIndex, Rows};
 use crate::error::SearchError;
-use crate::manifest::IndexFolder;
+use crate::manifest::{IndexFolder, Manifest};
 
 /// Ids that an error names at most.
 const NAMED: usize = 5;
@@ -17,6 +17,9 @@ impl PlaidIndex {
     /// # Errors
     /// No index there; ids that it does not have (nothing is deleted then); a folder that cannot be written.
     pub fn delete<S: AsRef<str>>(dir: &Path, ids: &[S]) -> Result<PlaidReport, SearchError> {
+        if Manifest::read_if_there(dir)?.is_none() {
+            return Err(SearchError::file(dir, "expected an index to delete from, found none"));
+        }
         let (folder, earlier) = IndexFolder::open_earlier(dir)?;
         let index = PlaidIndex::of_manifest(dir, earlier.clone())?;
         let (rows, unknown) = index.ids()?.rows(ids);
