@@ -59,7 +59,10 @@ problems = []
 cases = [("questions", True, 1), ("passages", False, 1), ("passages", False, 2), ("passages", False, 3)]
 with tempfile.TemporaryDirectory() as folder:
     for kind, is_query, factor in cases:
-        theirs = model.encode(TEXTS, is_query=is_query, pool_factor=factor, show_progress_bar=False)
+        # Tercio puts the prompts of the folder before the texts; PyLate does where it is asked.
+        task = "query" if is_query else "document"
+        prompt = task if task in (model.prompts or {}) else None
+        theirs = model.encode(TEXTS, is_query=is_query, pool_factor=factor, prompt_name=prompt, show_progress_bar=False)
         for text, own, other in zip(TEXTS, tercio(kind, folder, factor), theirs):
             what = f"{kind}, pooled by {factor}: {text[:40]!r}"
             if own.shape != other.shape:

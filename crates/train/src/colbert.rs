@@ -13,7 +13,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/colbert/model");
 //! let cpu = Cpu::new(2)?;
-//! // A folder of PyLate, a checkpoint of Stanford's, or an encoder, which gets a new projection.
+//! // A folder of PyLate, a checkpoint of Stanford's; an encoder without a projection has to be trained first.
 //! let model = open_colbert_among(&World::alone(), folder, None, &ColbertTextOptions::default(), &cpu)?;
 //! let tokens = model.tokens()?;
 //! let encoder = |kind| ColbertEncoder {
@@ -98,6 +98,8 @@ impl<D: Device> ColbertModel<D> {
         let prefixes = [config.query_prefix.clone(), config.document_prefix.clone()];
         let named: Vec<&str> = prefixes.iter().map(String::as_str).filter(|p| !p.is_empty()).collect();
         let tokenizer = tokenizer.with_tokens(&named)?;
+        // PyLate would take the unknown token for a word that is not there, and hide all of its kind.
+        config.skiplist.retain(|word| tokenizer.token_id(word).is_some());
         encoder.set_vocab_size(rows.max(tokenizer.vocab_size()));
         if let Some(p) = dropout {
             encoder.set_dropout(p);
@@ -112,6 +114,20 @@ impl<D: Device> ColbertModel<D> {
             tracing::info!("the projection is new: its values are drawn by the seed");
         }
         Ok(ColbertModel { loaded, tokenizer })
+    }
+
+    /// The model, if all of it was read: to use one whose projection was drawn by a seed just now would mean nothing.
+    ///
+    /// # Errors
+    /// A projection that is new; `name` is the model in the message.
+    pub fn trained(self, name: &str) -> Result<ColbertModel<D>, TrainError> {
+        match self.loaded.new_layers {
+            0 => Ok(self),
+            _ => Err(TrainError::Unusable(format!(
+                "{name}: expected a ColBERT model, found an encoder without the projection of one; train it first: tercio train \
+                 colbert --model_path {name}"
+            ))),
+        }
     }
 
     /// What tells this model from others: its values, its tokenizer and its settings of texts.

@@ -10,8 +10,8 @@ use tercio_comm::place::Flags;
 use tercio_data::template::TextTemplate;
 use tercio_data::vectors::{FORMAT, VectorDtype, VectorSettings, VectorsFolder};
 use tercio_data::{Passages, Questions};
-use tercio_engine::memory;
 use tercio_engine::Device;
+use tercio_engine::memory;
 use tercio_models::embedding_model::TextKind;
 use tercio_models::retriever::Pooling;
 use tercio_train::TrainError;
@@ -96,7 +96,7 @@ pub struct Embed {
     /// How the states of a plain encoder become one vector; retrievers and folders of sentence-transformers say it themselves
     #[arg(long, value_enum)]
     pooling: Option<Pool>,
-    /// A vector for every token instead of one for every text, by a ColBERT model; a plain encoder gets a new projection
+    /// A vector for every token instead of one for every text, by a ColBERT model
     #[arg(long, conflicts_with_all = ["import", "pooling"])]
     multi_vector: bool,
     /// With --multi-vector: like tokens of a passage become one vector, so that so many times fewer are left
@@ -167,6 +167,8 @@ pub(super) struct Work<'a> {
     pub folder: Option<&'a dyn VectorStore>,
     /// Numbers of the model.
     pub parameters: usize,
+    /// Vectors of a text at most.
+    pub vectors: usize,
 }
 
 impl Embed {
@@ -269,6 +271,7 @@ impl Embed {
             settings: &settings,
             folder: folder.as_ref().map(|f| f as _),
             parameters: loaded.model.layout().len(),
+            vectors: 1,
         };
         device.run(|| self.among(world, work, signals))
     }
@@ -303,12 +306,12 @@ impl Embed {
         work: Work<'_>,
         signals: &Signals,
     ) -> Result<EmbedReport, TrainError> {
-        let Work { encoder, texts, settings, folder, parameters } = work;
+        let Work { encoder, texts, settings, folder, parameters, vectors } = work;
         let all = settings.shards();
         let cut = |part: u64| (u128::from(all) * u128::from(part) / u128::from(self.num_shards)) as u64;
         let shards = cut(self.shard_id)..cut(self.shard_id + 1);
         if world.is_main() {
-            tracing::info!("{}", plan(settings, &shards, parameters, world.size()));
+            tracing::info!("{}", plan(settings, &shards, parameters, vectors * world.size()));
         }
         let mut bar = None;
         let mut progress = |p: EmbedProgress| {
@@ -401,9 +404,14 @@ fn open_once<F: ExampleFile>(
     open_among(world, path, cache, broadcast)
 }
 
-/// What will be done, and the memory that it takes.
-fn plan(settings: &VectorSettings, shards: &std::ops::Range<u64>, parameters: usize, ranks: usize) -> String {
-    let window = settings.window * settings.dimension * 4 * ranks;
+/// What will be done, and the memory that it takes with so many `vectors` of a text on all ranks.
+fn plan(
+    settings: &VectorSettings,
+    shards: &std::ops::Range<u64>,
+    parameters: usize,
+    vectors: usize,
+) -> String {
+    let window = settings.window.saturating_mul(settings.dimension * 4).saturating_mul(vectors);
     let human = |bytes: usize| memory::human(bytes as u64);
     format!(
         "{} texts of {} as {} numbers of {} ({:?}, at most {} tokens), shards {} to {} of {}; memory: {} of parameters, {} of \

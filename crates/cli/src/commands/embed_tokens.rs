@@ -82,6 +82,7 @@ impl Embed {
             settings: &settings,
             folder: folder.as_ref().map(|f| f as _),
             parameters: model.layout().len(),
+            vectors: settings.maxlength,
         };
         device.run(|| self.among(world, work, signals))
     }

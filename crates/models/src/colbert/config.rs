@@ -72,7 +72,7 @@ pub struct ColbertConfig {
     pub lower_case: bool,
     /// Texts before others, by the name of the task (`query`, `document`).
     pub prompts: Vec<(String, String)>,
-    /// Fields of `sentence_bert_config.json`, which are written back.
+    /// `max_seq_length` of `sentence_bert_config.json`, which is written back.
     pub limits: Map<String, Value>,
     /// Fields of `config_sentence_transformers.json`, which are written back.
     pub settings: Map<String, Value>,
@@ -141,7 +141,8 @@ impl ColbertConfig {
             let json = read_json(&path)?;
             config.lower_case =
                 Fields(&json).boolean("do_lower_case", false).map_err(|what| bad(&path, what))?;
-            config.limits = json;
+            // What newer releases write beside it is refused by those that PyLate stands on.
+            config.limits = json.into_iter().filter(|(key, _)| key == "max_seq_length").collect();
         }
         Ok(config)
     }
