@@ -9,7 +9,7 @@ use tercio_models::weights::{WeightsReader, save_safetensors};
 use crate::error::TrainError;
 use crate::objective::Objective;
 use crate::optimizer::scaled_sum;
-use crate::run::RunError;
+use crate::run::{RunError, replace_folder};
 
 /// File of the average in a checkpoint.
 pub const AVERAGE: &str = "average.safetensors";
@@ -77,14 +77,10 @@ impl<D: Device> Average<D> {
     /// A file that cannot be written.
     pub fn save<O: Objective<D>>(&self, device: &D, objective: &O, run_dir: &Path) -> Result<(), TrainError> {
         let (target, new) = (run_dir.join(AVERAGE_MODEL), run_dir.join(format!(".{AVERAGE_MODEL}.tmp")));
-        let failed = |action, path: &Path, e| TrainError::Run(RunError::from_io(action, path, None, e));
         // What a process that died left behind.
         let _ = std::fs::remove_dir_all(&new);
-        std::fs::create_dir(&new).map_err(|e| failed("create", &new, e))?;
+        std::fs::create_dir(&new).map_err(|e| RunError::from_io("create", &new, None, e))?;
         objective.save(device, &self.values, &new)?;
-        if target.exists() {
-            std::fs::remove_dir_all(&target).map_err(|e| failed("remove", &target, e))?;
-        }
-        std::fs::rename(&new, &target).map_err(|e| failed("rename", &new, e))
+        Ok(replace_folder(&new, &target)?)
     }
 }

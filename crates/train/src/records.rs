@@ -33,7 +33,7 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// Opens the files in the run's folder at `step`; an epoch has `epoch` updates.
+    /// Opens the files in the run's folder at `step`; an epoch has `epoch` updates. `due`: the evaluation of this step is still to come.
     ///
     /// # Errors
     /// A file that cannot be read or written; so for all that follow.
@@ -43,8 +43,9 @@ impl<'a> Records<'a> {
         epoch: u64,
         step: u64,
         resumed: bool,
+        due: bool,
     ) -> Result<Self, TrainError> {
-        let losses = options.loss_table.then(|| LossTable::open(&folder.dir, epoch, step));
+        let losses = options.loss_table.then(|| LossTable::open(&folder.dir, epoch, step, due));
         Ok(Records {
             losses: losses.transpose()?,
             folder,
@@ -146,6 +147,7 @@ impl<'a> Records<'a> {
         if let Some(best) = best {
             store.set_best_dev(lease, &best.path)?;
         }
+        self.set_model()?;
         self.checkpoint = Some(current.path.clone());
         Ok(())
     }
@@ -227,6 +229,8 @@ impl<'a> Records<'a> {
                 store.set_best_dev(lease, &done.path)?;
             }
         }
+        // Before the checkpoint that it leaves is removed.
+        self.set_model()?;
         if self.options.keep_last > 0 {
             store.prune(lease, self.options.keep_last, &protect)?;
         }
@@ -236,6 +240,14 @@ impl<'a> Records<'a> {
         tracing::info!("saved {}", done.path.display());
         self.checkpoint = Some(done.path);
         self.progress.pause_over();
+        Ok(())
+    }
+
+    /// The link to the checkpoint that stands for the run, where the task has one.
+    fn set_model(&self) -> Result<(), TrainError> {
+        if self.losses.is_some() {
+            self.folder.store.set_model(&self.folder.lease, self.options.last_is_model)?;
+        }
         Ok(())
     }
 

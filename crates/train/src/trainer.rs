@@ -190,7 +190,8 @@ pub fn train_among<D: RankDevice, O: Objective<D>>(
     let records = match folder {
         Some(folder) if world.is_main() => {
             let epoch = batches.updates_per_epoch();
-            Some(Records::open(folder, options, epoch, state.step, resumed)?)
+            let due = counters.as_ref().is_some_and(|counters| counters.evaluation_due);
+            Some(Records::open(folder, options, epoch, state.step, resumed, due)?)
         }
         _ => None,
     };

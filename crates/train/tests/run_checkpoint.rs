@@ -236,6 +236,30 @@ fn pruning_keeps_the_newest_the_linked_and_the_protected() {
 }
 
 #[test]
+fn the_link_to_the_model_is_kept_as_the_others_are() {
+    let run = run();
+    commit(&run.store, 10);
+    assert!(!run.store.set_model(&run.lease, false).unwrap(), "no link says which it would be");
+    assert!(run.store.set_latest(&run.lease, &run.folder().join("step-10")).unwrap());
+    assert!(run.store.set_model(&run.lease, false).unwrap());
+    for step in [20, 30] {
+        commit(&run.store, step);
+        run.store.set_latest(&run.lease, &run.folder().join(format!("step-{step}"))).unwrap();
+    }
+    run.store.prune(&run.lease, 1, &[]).unwrap();
+    assert_eq!(names(&run.folder()), ["latest", "model", "step-10", "step-30"]);
+    // The best one stands for the run, or the last.
+    run.store.set_best_dev(&run.lease, &run.folder().join("step-10")).unwrap();
+    for (last, name) in [(true, "step-30"), (false, "step-10")] {
+        assert!(run.store.set_model(&run.lease, last).unwrap());
+        assert_eq!(fs::read_link(run.folder().join("model")).unwrap(), Path::new(name));
+    }
+    let torn = run.folder().join(".model.1-00ff");
+    std::os::unix::fs::symlink("step-10", &torn).unwrap();
+    assert_eq!(run.store.remove_stale(&run.lease).unwrap(), [torn]);
+}
+
+#[test]
 fn an_older_attempt_adds_but_neither_prunes_nor_moves_links() {
     let run = run();
     for step in [1, 2, 3] {

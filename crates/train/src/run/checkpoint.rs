@@ -20,6 +20,7 @@ const REMOVING: &str = ".removing-";
 const LATEST: &str = "latest";
 const MODEL: &str = "model";
 const BEST_DEV: &str = "best_dev";
+const LINKS: [&str; 3] = [LATEST, BEST_DEV, MODEL];
 
 /// After a day without a write the writer on another host, which we cannot ask, counts as dead.
 const FOREIGN_WRITER_SECONDS: u64 = 86_400;
@@ -182,24 +183,28 @@ impl CheckpointStore {
         self.set_link(lease, BEST_DEV, checkpoint)
     }
 
-    /// Points `model` at the checkpoint that stands for the run: the best one where there is one, or the `last`. Beside the folder of
-    /// checkpoints, `best-model` and `final-model` name both.
+    /// Points `model` at the checkpoint that stands for the run: the best one where there is one, or the `last`. `Ok(false)` where there
+    /// is none, or the lease was lost.
+    ///
+    /// # Errors
+    /// When the link cannot be written.
+    pub fn set_model(&self, lease: &Lease, last: bool) -> Result<bool, RunError> {
+        let target = |link: &str| fs::read_link(self.dir.join(link)).ok();
+        let chosen = if last { target(LATEST) } else { target(BEST_DEV).or_else(|| target(LATEST)) };
+        chosen.map_or(Ok(false), |chosen| self.set_link(lease, MODEL, &self.dir.join(chosen)))
+    }
+
+    /// As [`CheckpointStore::set_model`], at a run's end: beside the folder of checkpoints, `best-model` and `final-model` name both.
     ///
     /// # Errors
     /// When a link cannot be written.
     pub fn link_model(&self, lease: &Lease, last: bool) -> Result<(), RunError> {
-        let target = |link: &str| std::fs::read_link(self.dir.join(link)).ok();
-        let (best, latest) = (target(BEST_DEV), target(LATEST));
-        let chosen = if last { &latest } else { &best }.clone().or(latest.clone());
-        let Some(chosen) = chosen else { return Ok(()) };
-        if self.set_link(lease, MODEL, &self.dir.join(chosen))?
+        if self.set_model(lease, last)?
             && let Some(run) = self.dir.parent()
             && let Some(own) = self.dir.file_name()
         {
-            for (link, to, is_there) in
-                [("best-model", BEST_DEV, best.is_some()), ("final-model", LATEST, latest.is_some())]
-            {
-                if is_there {
+            for (link, to) in [("best-model", BEST_DEV), ("final-model", LATEST)] {
+                if self.dir.join(to).is_symlink() {
                     files::swap_link(&Path::new(own).join(to), &run.join(link))?;
                 }
             }
@@ -223,7 +228,7 @@ impl CheckpointStore {
     }
 
     /// Removes complete checkpoints other than the newest `keep_last` (at least one), those of the steps `protect`, and those
-    /// that `latest` and `best_dev` point at. Returns what was removed: nothing when the lease was lost.
+    /// that `latest`, `best_dev` and `model` point at. Returns what was removed: nothing when the lease was lost.
     ///
     /// # Errors
     /// When a folder cannot be removed.
@@ -232,7 +237,7 @@ impl CheckpointStore {
             return Ok(Vec::new());
         }
         let linked: Vec<_> =
-            [LATEST, BEST_DEV].iter().filter_map(|link| fs::read_link(self.dir.join(link)).ok()).collect();
+            LINKS.iter().filter_map(|link| fs::read_link(self.dir.join(link)).ok()).collect();
         let complete = self.list()?.complete;
         let steps: BTreeSet<u64> = complete.iter().map(|found| found.step).collect();
         let kept: Vec<u64> = steps.into_iter().rev().take(keep_last.max(1)).collect();
@@ -267,7 +272,7 @@ impl CheckpointStore {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
                 continue;
             };
-            let is_link = [LATEST, BEST_DEV].iter().any(|link| name.starts_with(&format!(".{link}.")));
+            let is_link = LINKS.iter().any(|link| name.starts_with(&format!(".{link}.")));
             if is_link && path.is_symlink() {
                 fs::remove_file(&path).context("remove", &path)?;
             } else if name.starts_with(REMOVING) || (name.starts_with(WRITING) && is_abandoned(&path, name)) {

@@ -55,6 +55,47 @@ pub fn remove_temporary(run_dir: &Path) -> Result<(), RunError> {
     Ok(())
 }
 
+/// Makes the bytes of a file durable.
+pub(crate) fn sync_file(path: &Path) -> Result<(), RunError> {
+    File::open(path).and_then(|file| file.sync_all()).context("sync", path)
+}
+
+/// Makes all files of a folder and of those below it durable, and their names.
+fn sync_all(dir: &Path) -> Result<(), RunError> {
+    for entry in fs::read_dir(dir).context("list", dir)? {
+        let path = entry.context("list", dir)?.path();
+        match path.is_dir() {
+            true => sync_all(&path)?,
+            false => sync_file(&path)?,
+        }
+    }
+    sync_dir(dir)
+}
+
+/// Gives a folder that was written beside, `new`, the name `target`: after a power cut too, all of the old one or of the new one is
+/// there, under that name or, where the two cannot be swapped in one step, beside it.
+///
+/// # Errors
+/// When something cannot be synced, renamed or removed.
+pub(crate) fn replace_folder(new: &Path, target: &Path) -> Result<(), RunError> {
+    sync_all(new)?;
+    if rename_new(new, target)? {
+        return sync_parent(target);
+    }
+    let old = match rustix::fs::renameat_with(CWD, new, CWD, target, RenameFlags::EXCHANGE) {
+        Ok(()) => new.to_path_buf(),
+        // Not every file system knows the flag.
+        Err(_) => {
+            let old = beside(target);
+            fs::rename(target, &old).context("rename", target)?;
+            fs::rename(new, target).context("rename", new)?;
+            old
+        }
+    };
+    sync_parent(target)?;
+    fs::remove_dir_all(&old).context("remove", &old)
+}
+
 /// Makes the entries of a folder durable.
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), RunError> {
     sync_folder(dir).context("sync", dir)
@@ -196,6 +237,19 @@ mod tests {
         fs::remove_dir(&to).unwrap();
         assert!(rename_new(&from, &to).unwrap());
         assert!(to.is_dir() && !from.exists());
+    }
+
+    #[test]
+    fn a_folder_takes_the_place_of_an_older_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (new, target) = (dir.path().join(".model.tmp"), dir.path().join("model"));
+        for content in ["first", "second"] {
+            fs::create_dir_all(new.join("part")).unwrap();
+            fs::write(new.join("part/weights"), content).unwrap();
+            replace_folder(&new, &target).unwrap();
+            assert_eq!(fs::read_to_string(target.join("part/weights")).unwrap(), content);
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside");
+        }
     }
 
     #[test]

@@ -26,20 +26,23 @@ pub struct LossTable {
 }
 
 impl LossTable {
-    /// Opens the table of a run that has done `step` updates, `epoch` to an epoch, and drops the rows of later ones.
+    /// Opens the table of a run that has done `step` updates, `epoch` to an epoch, and drops the rows of later ones; that of `step` itself
+    /// too where its evaluation is still `due`: a process that made up for it died before it could save that it had.
     ///
     /// # Errors
     /// A file that cannot be read or written.
-    pub fn open(run_dir: &Path, epoch: u64, step: u64) -> Result<Self, RunError> {
+    pub fn open(run_dir: &Path, epoch: u64, step: u64, due: bool) -> Result<Self, RunError> {
         let (path, epoch) = (run_dir.join(LOSS_TABLE_NAME), epoch.max(1));
         let mut has_header = false;
         if path.exists() {
             let text = files::read_small(&path, MOST_BYTES)?;
             let done = step as f64 / epoch as f64;
+            let again = due.then(|| number(step, epoch));
             let stays = |line: &&str| {
                 let first = line.split('\t').next().unwrap_or_default();
                 // A number that was rounded to four digits.
-                first == "EPOCH" || first.parse::<f64>().is_ok_and(|number| number <= done + 1e-4)
+                let is_done = first.parse::<f64>().is_ok_and(|number| number <= done + 1e-4);
+                first == "EPOCH" || (is_done && again.as_deref() != Some(first))
             };
             // The last line may lack its end: the process died in it.
             let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
@@ -68,11 +71,10 @@ impl LossTable {
         dev: Option<[Option<f64>; 5]>,
     ) -> Result<(), RunError> {
         let (_, _, _, hour, minute, second) = files::utc(files::unix_time() as u64);
-        let number = match step.is_multiple_of(self.epoch) {
-            true => (step / self.epoch).to_string(),
-            false => format!("{:.4}", step as f64 / self.epoch as f64),
-        };
-        let mut row = vec![("EPOCH", number), ("TIMESTAMP", format!("{hour:02}:{minute:02}:{second:02}"))];
+        let mut row = vec![
+            ("EPOCH", number(step, self.epoch)),
+            ("TIMESTAMP", format!("{hour:02}:{minute:02}:{second:02}")),
+        ];
         row.extend(bad.map(|bad| ("BAD_EPOCHS", bad.to_string())));
         row.push(("LEARNING_RATE", lr.to_string()));
         row.push(("TRAIN_LOSS", format!("{train_loss:.4}")));
@@ -90,6 +92,14 @@ impl LossTable {
         self.file
             .write_all(text.as_bytes())
             .map_err(|error| RunError::from_io("write", &self.path, needed, error))
+    }
+}
+
+/// The epochs of `step` updates, `epoch` to one.
+fn number(step: u64, epoch: u64) -> String {
+    match step.is_multiple_of(epoch) {
+        true => (step / epoch).to_string(),
+        false => format!("{:.4}", step as f64 / epoch as f64),
     }
 }
 
@@ -117,7 +127,7 @@ mod tests {
         let rows = |table: &mut LossTable, steps: &[u64]| {
             steps.iter().for_each(|&s| table.row(s, Some(s), 5e-5, 1.0 / s as f64, dev).unwrap());
         };
-        rows(&mut LossTable::open(dir.path(), 3, 0).unwrap(), &[3, 4, 6, 9]);
+        rows(&mut LossTable::open(dir.path(), 3, 0, false).unwrap(), &[3, 4, 6, 9]);
         let whole = without_times(dir.path());
         assert_eq!(
             whole[0],
@@ -128,10 +138,13 @@ mod tests {
         let path = dir.path().join(LOSS_TABLE_NAME);
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, format!("{text}4\t12:0")).unwrap();
-        rows(&mut LossTable::open(dir.path(), 3, 4).unwrap(), &[6, 9]);
+        rows(&mut LossTable::open(dir.path(), 3, 4, false).unwrap(), &[6, 9]);
+        assert_eq!(without_times(dir.path()), whole);
+        // The evaluation after update 4 was interrupted and saved so; it was made up for, and the process killed before it saved.
+        rows(&mut LossTable::open(dir.path(), 3, 4, true).unwrap(), &[4, 6, 9]);
         assert_eq!(without_times(dir.path()), whole);
         // Without a checkpoint it starts over.
-        rows(&mut LossTable::open(dir.path(), 3, 0).unwrap(), &[3]);
+        rows(&mut LossTable::open(dir.path(), 3, 0, false).unwrap(), &[3]);
         assert_eq!(without_times(dir.path()), whole[..2]);
     }
 }

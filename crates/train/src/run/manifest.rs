@@ -149,7 +149,7 @@ fn collect(dir: &Path, prefix: &str, files: &mut Vec<FileEntry>) -> Result<(), R
             collect(&path, &format!("{name}/"), files)?;
         } else if kind.is_file() {
             // The manifest vouches for these bytes after a power cut too.
-            File::open(&path).and_then(|file| file.sync_all()).context("sync", &path)?;
+            super::files::sync_file(&path)?;
             let (size, sha256) = hash(&path)?;
             files.push(FileEntry { name, size, sha256 });
         } else {

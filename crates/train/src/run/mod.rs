@@ -26,7 +26,7 @@ pub mod tensorboard;
 pub use checkpoint::{CheckpointStore, CheckpointWriter, Committed, FoundCheckpoint};
 pub use error::RunError;
 pub use files::{free_bytes, remove_temporary, write_atomic};
-pub(crate) use files::{hex, random_hex};
+pub(crate) use files::{hex, random_hex, replace_folder};
 pub use lease::Lease;
 pub use log::{Verbosity, init_logging, init_logging_of_rank, log_to, note_failure};
 pub use loss_table::LossTable;
