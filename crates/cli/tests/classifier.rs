@@ -236,6 +236,67 @@ fn ranks_with_other_labels_are_named() {
 }
 
 #[test]
+fn all_ranks_have_the_same_test_file() {
+    let corner = Corner::new();
+    let text = std::fs::read_to_string(golden().join("flair_classifier/corpus/test.txt")).unwrap();
+    corner.place.write("test.txt", &text);
+    // Without its last line.
+    let shorter = text.trim_end().rfind('\n').map(|end| &text[..=end]).unwrap();
+    corner.place.write("other_test.txt", shorter);
+    let path = |name: &str| corner.place.path(name).to_str().unwrap().to_owned();
+    let among = |name: &str, second: &str, more: &[&str]| {
+        start(&corner.place.path(""), 2, |rank| {
+            let own = path(if rank == 1 { second } else { "test.txt" });
+            corner.command(name, &[&["--epochs", "1", "--test_data", &own], more].concat())
+        })
+    };
+    let ends = among("unlike", "other_test.txt", &[]).finish();
+    assert!(ends.iter().all(|end| end.code.is_some_and(|code| code != 0)), "{:?}", ends[0].code);
+    let said: String = ends.iter().map(|e| e.stderr.as_str()).collect();
+    assert!(said.contains("rank 1") && said.contains("other_test.txt"), "{said}");
+    assert!(losses(&corner.dir("unlike")).is_empty(), "it was to be found before the first update");
+    // A rank without the file gets it.
+    among("sent", "nowhere/test.txt", &["--broadcast_data"]).succeed();
+    corner.train("alone", &["--epochs", "1", "--test_data", &path("test.txt")]);
+    let figures = |name: &str| std::fs::read_to_string(corner.dir(name).join("test.json")).unwrap();
+    assert_eq!(figures("sent"), figures("alone"));
+}
+
+#[test]
+fn the_link_to_the_model_moves_while_a_run_goes_on() {
+    let corner = Corner::new();
+    let flags = ["--keep_last", "1", "--use_model", "last", "--save_freq", "5"];
+    corner.train("goes-on", &[&flags[..], &["--epochs", "1"]].concat());
+    let link = corner.dir("goes-on").join("checkpoint/model");
+    let step = || {
+        let folder = std::fs::canonicalize(&link).ok()?;
+        folder.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok()
+    };
+    assert_eq!(step(), Some(5));
+    let mut child = corner.command("goes-on", &[&flags[..], &["--epochs", "1000"]].concat());
+    let mut child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let moved = wait_for(&mut child, || step().is_some_and(|step| step > 5));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(moved && step().is_some(), "{:?}", std::fs::read_link(&link));
+}
+
+#[test]
+fn another_kind_of_labels_than_the_model_has_is_said() {
+    let corner = Corner::new();
+    corner.train("several", &["--epochs", "1", "--multi_label"]);
+    let start = corner.dir("several").join("checkpoint/model");
+    let said = |name: &str, more: &[&str]| {
+        let flags = ["--epochs", "1", "--model_path", start.to_str().unwrap()];
+        stderr(&corner.train(name, &[&flags[..], more].concat()))
+    };
+    assert!(said("one", &[]).contains("without --multi_label it learns to give one"));
+    assert!(said("above", &["--multi_label", "--threshold", "0.3"]).contains("those above --threshold 0.3"));
+    let same = said("same", &["--multi_label"]);
+    assert!(!same.contains("--multi_label") && !same.contains("--threshold"), "{same}");
+}
+
+#[test]
 fn a_missing_dev_is_cut_the_same_on_all_ranks() {
     let corner = Corner::new();
     let run = |name: &str, ranks: usize| {

@@ -319,6 +319,37 @@ fn golden_colbert_search_of_a_collection_and_reranking() {
     let run = corner.place.run_dir("searched");
     assert!(evaluations(&run).iter().all(|e| e["beir_ndcg_10"].is_number()), "{:?}", evaluations(&run));
     assert!(run.join("checkpoint/best_dev").exists());
+    // Scores by other judgements are of another measure: the best one is sought anew, even if it is worse.
+    let judgements = std::fs::read_to_string(corner.place.path("beir/qrels/test.tsv")).unwrap();
+    let rows: Vec<&str> = judgements.lines().skip(1).collect();
+    let last_of = |query: &str| *rows.iter().rfind(|row| row.starts_with(&format!("{query}\t"))).unwrap();
+    let fewer = format!("query-id\tcorpus-id\tscore\n{}\n{}\n", last_of("q0"), last_of("q1"));
+    corner.place.write("beir/qrels/fewer.tsv", &fewer);
+    let flags = ["--eval_beir", &beir, "--total_steps", "3", "--eval_freq", "1", "--json"];
+    let output = corner.train("searched", &[&flags[..], &["--eval_beir_split", "fewer"]].concat());
+    assert!(stderr(&output).contains("the evaluation data is not that of the checkpoint"));
+    let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(outcome["best"]["step"], 3, "{outcome}");
+    let score = |e: &Value| e["beir_ndcg_10"].as_f64().unwrap();
+    let scores: Vec<f64> = evaluations(&run).iter().map(score).collect();
+    assert!(scores[2] < scores[0], "the test shows nothing: {scores:?}");
+    assert!(std::fs::read_link(run.join("checkpoint/best_dev")).unwrap().ends_with("step-3"));
+    // Ranks with other judgements have no figures in common.
+    std::fs::create_dir_all(corner.place.path("unlike/qrels")).unwrap();
+    for name in ["corpus.jsonl", "queries.jsonl"] {
+        std::fs::copy(corner.place.path("beir").join(name), corner.place.path("unlike").join(name)).unwrap();
+    }
+    corner.place.write("unlike/qrels/test.tsv", &fewer);
+    let ends = start(&corner.place.path(""), 2, |rank| {
+        let dir = if rank == 1 { corner.path("unlike") } else { beir.clone() };
+        tercio(&["eval", "colbert", "--model_path", model, "--beir", &dir, "--threads", "1"])
+    })
+    .finish();
+    let said: String = ends.iter().map(|e| e.stderr.as_str()).collect();
+    assert!(
+        ends.iter().all(|end| end.code != Some(0)) && said.contains("not the same there as on rank 0"),
+        "{said}"
+    );
 
     // The documents of each query in another order, and back by their scores.
     let read = |name: &str| -> Value {

@@ -82,6 +82,11 @@ impl Plateau {
         (self.rate, self.bad, self.has_fallen) = (self.rate * o.factor, 0, true);
         true
     }
+
+    /// Takes the next evaluation for the first: it is of another measure. The rate stays as it has fallen.
+    pub fn forget_scores(&mut self) {
+        (self.best, self.best_loss, self.bad) = (None, None, 0);
+    }
 }
 
 #[cfg(test)]
@@ -139,7 +144,12 @@ mod tests {
         assert_eq!(falls(&[(0.5, 1.0), (0.4, 0.1), (0.5, 1.0), (0.5, 1.1)]), [false, false, false, true]);
         assert_eq!(falls(&[(0.5, 0.9), (0.5, 0.9), (0.5, 2.0)]), [false, false, true]);
         assert_eq!(falls(&[(0.6, 3.0)]), [false]);
+        assert_eq!(falls(&[(0.5, 9.0)]), [false]);
+        assert_eq!((plateau.rate, plateau.bad), (0.25, 1));
+        // Of another measure: worse than all before, and the first.
+        plateau.forget_scores();
         assert_eq!((plateau.rate, plateau.bad), (0.25, 0));
+        assert!(!plateau.evaluated(&o, 0.1, None) && plateau.bad == 0);
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub trait Task<D: RankDevice>: TaskOptions {
         cache: &Path,
         device: &D,
     ) -> Result<Self::Model, TrainError>;
-    /// The objective of model and data, and the model's values.
+    /// The objective of model and data, and the model's values; `test` is the file of [`Task::test_file`].
     ///
     /// # Errors
     /// Data that does not fit the settings.
@@ -58,6 +58,7 @@ pub trait Task<D: RankDevice>: TaskOptions {
         model: Self::Model,
         train: Self::Data,
         eval: Option<Self::Data>,
+        test: Option<Self::Data>,
         device: &D,
     ) -> Result<(Self::Objective, Arena<D>), TrainError>;
     /// What is done by all ranks when the last update is, and everything saved; `parameters` are the last ones, `folder` is rank 0's.
@@ -74,6 +75,10 @@ pub trait Task<D: RankDevice>: TaskOptions {
         _interrupted: &(dyn Fn() -> bool + Sync),
     ) -> Result<(), TrainError> {
         Ok(())
+    }
+    /// A file of examples that are measured when the last update is done.
+    fn test_file(&self) -> Option<&Path> {
+        None
     }
     /// Where the weights of a run without checkpoints come from, as a flag would say it; `none`: not from a folder.
     fn model_path(&self) -> &str;
@@ -251,8 +256,10 @@ pub fn open_run_from<D: RankDevice, T: Task<D>>(
     let model = model_of(options, found.as_ref(), cache, device)?;
     let path = options.data.train_data.as_ref().expect("checked with the settings");
     let train = T::Data::open(path, cache)?;
-    let eval = options.data.eval_data.as_ref().map(|p| T::Data::open(p, cache)).transpose()?;
-    let (objective, parameters) = objective_of(options, model, train, eval, device)?;
+    let open = |path: &Path| T::Data::open(path, cache);
+    let eval = options.data.eval_data.as_deref().map(open).transpose()?;
+    let test = options.model.test_file().map(open).transpose()?;
+    let (objective, parameters) = objective_of(options, model, train, eval, test, device)?;
     state_of(options, found, objective, parameters, device)
 }
 
@@ -275,9 +282,10 @@ pub(crate) fn objective_of<D: RankDevice, T: Task<D>>(
     model: T::Model,
     train: T::Data,
     eval: Option<T::Data>,
+    test: Option<T::Data>,
     device: &D,
 ) -> Result<(T::Objective, Arena<D>), TrainError> {
-    let (objective, parameters) = T::objective(options, model, train, eval, device)?;
+    let (objective, parameters) = T::objective(options, model, train, eval, test, device)?;
     check_names(&options.optim, objective.layout())?;
     Ok((objective, parameters))
 }
@@ -311,15 +319,19 @@ fn go_on<D: Device, O: Objective<D>>(
     checkpoint: &FoundCheckpoint,
 ) -> Result<Run<D, O>, TrainError> {
     let path = checkpoint.path.display();
-    let stored: StoredState = serde_json::from_value(checkpoint.manifest.state.clone())
+    let mut stored: StoredState = serde_json::from_value(checkpoint.manifest.state.clone())
         .map_err(|e| TrainError::Unusable(format!("{path}: training.json: {e}")))?;
     let now = objective.fingerprint();
-    // Other held-out questions change no bit, but the scores before and after are of two measures.
+    // The run may go on with other held-out data, but the scores before and after are of two measures.
     let (mut trained, mut training) = (stored.data.clone(), now.clone());
-    if trained.remove(EVAL_DATA) != training.remove(EVAL_DATA) && stored.counters.best.is_some() {
-        tracing::warn!(
-            "the evaluation data is not that of the checkpoint {path}: the best score so far was measured on other questions"
-        );
+    if trained.remove(EVAL_DATA) != training.remove(EVAL_DATA) {
+        if stored.counters.best.is_some() {
+            tracing::warn!(
+                "the evaluation data is not that of the checkpoint {path}: the best score so far was measured on other data and \
+                 counts no more, the next evaluation is the first"
+            );
+        }
+        stored.counters.forget_scores();
     }
     if trained != training {
         let show = |m: &Map<_, _>| serde_json::to_string(m).unwrap_or_default();

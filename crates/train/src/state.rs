@@ -55,6 +55,14 @@ pub struct Counters {
     pub plateau: Plateau,
 }
 
+impl Counters {
+    /// Begins the search for the best evaluation anew: the next ones are of another measure. The rate that a plateau has left stays.
+    pub fn forget_scores(&mut self) {
+        (self.best, self.without_gain) = (None, 0);
+        self.plateau.forget_scores();
+    }
+}
+
 /// The `state` of a checkpoint's manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StoredState {

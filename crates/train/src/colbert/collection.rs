@@ -1,13 +1,15 @@
 //! A collection with judged queries, as BEIR lays it out, searched whole by exact MaxSim: documents pass by once, batch by batch, on all
 //! ranks; no vector of a document stays.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 use tercio_comm::{CommError, World};
 use tercio_data::retrieval::RunFile;
-use tercio_data::{Passages, Qrels, Tokenizer};
+use tercio_data::{Passages, Qrels, Tokenizer, hex};
 use tercio_engine::{Arena, Device, MaxSimShape, Span, Tape, Tensor};
 use tercio_models::colbert::Colbert;
 use tercio_search::Top;
@@ -34,8 +36,10 @@ pub const FIGURES: [(&str, &str, Metric); 8] = [
 ];
 /// Documents of a query that are kept.
 const DEPTH: usize = 100;
-/// Documents whose scores are in memory together.
+/// Documents whose scores are in memory together, at most.
 const BLOCK: usize = 8192;
+/// Scores in memory together, where that are not too few documents to keep all ranks busy.
+const SCORES: usize = 1 << 24;
 /// Documents that are embedded at a time, at least.
 const DOCUMENTS: usize = 16;
 /// Queries that are embedded at a time.
@@ -48,6 +52,7 @@ pub struct Collection {
     /// The judged ones: id and text.
     queries: Vec<(String, String)>,
     qrels: Qrels,
+    fingerprint: String,
 }
 
 impl Collection {
@@ -82,7 +87,8 @@ impl Collection {
             let what = "no query of queries.jsonl has judgements; compare how the two files name queries";
             return Err(TrainError::Unusable(format!("{}: {what}", dir.display())));
         }
-        Ok(Collection { dir: dir.to_owned(), corpus, queries, qrels })
+        let fingerprint = fingerprint(&corpus, &queries, &qrels);
+        Ok(Collection { dir: dir.to_owned(), corpus, queries, qrels, fingerprint })
     }
 
     /// The folder.
@@ -90,10 +96,36 @@ impl Collection {
         &self.dir
     }
 
+    /// A hash of all that figures rest on: documents, judged queries and judgements.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
     /// Documents, and judged queries.
     pub fn sizes(&self) -> (usize, usize) {
         (self.corpus.len(), self.queries.len())
     }
+}
+
+/// SHA-256, in hexadecimal digits, of the corpus' own and of each judged query with its judgements.
+fn fingerprint(corpus: &Passages, queries: &[(String, String)], qrels: &Qrels) -> String {
+    let judged: BTreeMap<&str, BTreeMap<&String, &i64>> =
+        qrels.queries().map(|(query, grades)| (query, grades.iter().collect())).collect();
+    let mut sum = Sha256::new();
+    let mut add = |part: serde_json::Value| sum.update(format!("{part}\n"));
+    add(corpus.fingerprint().into());
+    for (id, text) in queries {
+        add(serde_json::json!([id, text]));
+    }
+    for (query, grades) in judged {
+        add(serde_json::json!([query, grades]));
+    }
+    hex(&sum.finalize())
+}
+
+/// Documents whose scores with `queries` are kept at a time, of which `batch` are computed together.
+fn block(queries: usize, batch: usize) -> usize {
+    (SCORES / queries.max(1)).min(BLOCK).max(batch)
 }
 
 /// A model that searches collections.
@@ -133,19 +165,21 @@ impl<D: Device> CollectionSearch<'_, D> {
         collection: &Collection,
         stop: &dyn Fn() -> bool,
     ) -> Result<Vec<f64>, TrainError> {
-        same_among(world, &collection.dir.display().to_string(), collection.corpus.fingerprint())?;
+        same_among(world, &collection.dir.display().to_string(), &collection.fingerprint)?;
         let queries = self.queries(collection)?;
         let count = collection.queries.len();
         let mut best: Vec<Top> = vec![Top::new(DEPTH + 1); count];
-        for start in (0..collection.corpus.len()).step_by(BLOCK) {
-            let len = BLOCK.min(collection.corpus.len() - start);
+        let batch = self.batch.max(DOCUMENTS);
+        let block = block(count, batch);
+        for start in (0..collection.corpus.len()).step_by(block) {
+            let len = block.min(collection.corpus.len() - start);
             let mut work = |rows: Range<usize>| {
                 let rows = start + rows.start..start + rows.end;
                 let scores = self.scores(collection, &queries, rows)?;
                 self.device.trim();
                 Ok(scores)
             };
-            let batches = Batches { len, size: self.batch.max(DOCUMENTS), print_freq: u64::MAX };
+            let batches = Batches { len, size: batch, print_freq: u64::MAX };
             for (i, message) in items_among(world, batches, stop, &mut work)?.into_iter().enumerate() {
                 let (scores, rest) = message.as_chunks::<4>();
                 if scores.len() != count || !rest.is_empty() {
@@ -224,5 +258,37 @@ impl<D: Device> CollectionSearch<'_, D> {
             }
         }
         Ok(messages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_queries_make_small_blocks() {
+        assert_eq!(block(0, 16), 8192);
+        assert_eq!(block(323, 16), 8192);
+        // 1 << 24 scores: 64 MiB, whatever the number of queries; but a batch is always whole.
+        assert_eq!(block(1 << 14, 16), 1 << 10);
+        assert_eq!(block(1 << 23, 16), 16);
+        assert_eq!(block(10, 10_000), 10_000);
+    }
+
+    #[test]
+    fn queries_and_judgements_belong_to_a_collection() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("qrels")).unwrap();
+        let open = |text: &str, queries: &str, grade: u8| {
+            let write = |name: &str, content: String| std::fs::write(dir.path().join(name), content).unwrap();
+            write("corpus.jsonl", format!("{{\"_id\": \"d\", \"title\": \"\", \"text\": \"{text}\"}}\n"));
+            write("queries.jsonl", format!("{{\"_id\": \"q\", \"text\": \"{queries}\"}}\n"));
+            write("qrels/test.tsv", format!("query-id\tcorpus-id\tscore\nq\td\t{grade}\n"));
+            Collection::open(dir.path(), "test").unwrap().fingerprint().to_owned()
+        };
+        let all = [open("a", "b", 1), open("x", "b", 1), open("a", "x", 1), open("a", "b", 2)];
+        assert_eq!(all[0], open("a", "b", 1));
+        let different: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(different.len(), 4, "{all:?}");
     }
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use rayon::prelude::*;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tercio_comm::{CommError, World};
 use tercio_data::shuffle::UpdateExamples;
 use tercio_data::{RetrievalExample, RetrievalExamples, Tokenizer};
@@ -283,9 +283,13 @@ impl<D: Device> Objective<D> for ColbertObjective<D> {
         if let Some(teacher) = &self.teacher {
             map.insert("teacher".into(), teacher.fingerprint.clone().into());
         }
-        if let Some(eval) = &self.eval {
-            map.insert("eval_data".into(), eval.fingerprint().into());
-        }
+        // Both say which checkpoint is the best.
+        let eval = self.eval.as_ref().map(|eval| Value::from(eval.fingerprint()));
+        let measured = match &self.collection {
+            Some(collection) => Some(json!([eval, collection.fingerprint()])),
+            None => eval,
+        };
+        map.extend(measured.map(|measured| ("eval_data".to_owned(), measured)));
         map
     }
 }

@@ -1,7 +1,7 @@
 //! A run on every rank: rank 0 reads model, checkpoint and tokenizer, and sends them to the others, which need no
 //! folder in common; data is opened where each rank finds it, and compared.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use tercio_comm::World;
@@ -51,10 +51,11 @@ pub fn open_run_among<D: RankDevice, T: Task<D>>(
     let model = T::Model::share(world, own, device)?;
     let cache = folder.map(|f| f.dir.join("data"));
     let broadcast = options.run.ranks.link.broadcast_data;
-    let open = |path: &PathBuf| open_among::<T::Data>(world, path, cache.as_deref(), broadcast);
-    let train = open(options.data.train_data.as_ref().expect("checked with the settings"))?;
-    let eval = options.data.eval_data.as_ref().map(open).transpose()?;
-    let (objective, parameters) = objective_of(options, model, train, eval, device)?;
+    let open = |path: &Path| open_among::<T::Data>(world, path, cache.as_deref(), broadcast);
+    let train = open(options.data.train_data.as_deref().expect("checked with the settings"))?;
+    let eval = options.data.eval_data.as_deref().map(open).transpose()?;
+    let test = options.model.test_file().map(open).transpose()?;
+    let (objective, parameters) = objective_of(options, model, train, eval, test, device)?;
     let parts = Parts::new::<D>(world, objective.layout(), split);
     let optim = options.optim.optim;
     let [first, second] = moments(optim, objective.layout()).map(|l| l.len());

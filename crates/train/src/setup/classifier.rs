@@ -29,7 +29,6 @@ use crate::options::{
 use crate::ranks::RankDevice;
 use crate::ranks::setup::{from_rank_0, share_tokenizer, share_values};
 use crate::run::write_atomic;
-use crate::scratch::ScratchFolder;
 use crate::trainer::RunFolder;
 
 /// Where a classifier begins that is told nothing.
@@ -81,18 +80,13 @@ impl<D: RankDevice> Task<D> for ClassifierModelOptions {
         model: ClassifierModel<D>,
         train: Documents,
         eval: Option<Documents>,
+        test: Option<Documents>,
         _: &D,
     ) -> Result<(ClassifierObjective, Arena<D>), TrainError> {
         let ClassifierModel { loaded, tokenizer, corpus: own } = model;
         let corpus = match own {
             Some(corpus) => corpus,
-            None => {
-                // What is open can be read after its name is gone.
-                let scratch = ScratchFolder::new()?;
-                let open = |path: &std::path::PathBuf| Documents::open(path, scratch.path());
-                let test = options.model.test_data.as_ref().map(open).transpose()?;
-                corpus(options, train, eval, test, false)?
-            }
+            None => corpus(options, train, eval, test, false)?,
         };
         let LoadedClassifier { model, parameters, json, kept, .. } = loaded;
         let labels = Labels::from_names(model.config.labels.clone())?;
@@ -150,6 +144,9 @@ impl<D: RankDevice> Task<D> for ClassifierModelOptions {
         }
         // Nobody is done before rank 0 has written everything.
         Ok(world.barrier()?)
+    }
+    fn test_file(&self) -> Option<&Path> {
+        self.test_data.as_deref()
     }
     fn model_path(&self) -> &str {
         &self.model_path
@@ -326,6 +323,9 @@ fn settle(
     if !(same || goes_on) {
         config.labels = corpus.labels.names().to_vec();
     }
+    if own && !goes_on {
+        say_what_changes(options, &config);
+    }
     (config.multi_label, config.threshold) = (o.multi_label, o.threshold);
     let head = match o.head {
         Some(ClassifierHead::Family) => HeadKind::Family,
@@ -363,6 +363,25 @@ fn settle(
     config.max_length = Some(maxlength);
     config.check().map_err(|what| TrainError::Options(format!("--head, --pooling and --layers: {what}")))?;
     Ok(config)
+}
+
+/// Warns where a classifier is made to give its labels in another way than it was trained to: flags have the last word, their defaults too.
+fn say_what_changes(options: &ClassifierOptions, found: &ClassifierConfig) {
+    let o = &options.model;
+    match (found.multi_label, o.multi_label) {
+        (true, false) => tracing::warn!(
+            "the model was trained to give a text several labels; without --multi_label it learns to give one"
+        ),
+        (false, true) => tracing::warn!(
+            "the model was trained to give a text one label; with --multi_label it learns to give several"
+        ),
+        (true, true) if found.threshold != o.threshold => tracing::warn!(
+            "the model's labels are those above {}; from here on those above --threshold {}",
+            found.threshold,
+            o.threshold
+        ),
+        _ => {}
+    }
 }
 
 /// A model without its values.

@@ -74,6 +74,7 @@ impl<D: RankDevice> Task<D> for ColbertModelOptions {
         model: TaughtColbert<D>,
         train: RetrievalExamples,
         eval: Option<RetrievalExamples>,
+        _: Option<RetrievalExamples>,
         device: &D,
     ) -> Result<(ColbertObjective<D>, Arena<D>), TrainError> {
         let (o, plan) = (&options.model, options.data.batch_plan().map_err(TrainError::Options)?);
@@ -262,7 +263,7 @@ fn from_the_first<D: RankDevice>(world: &World, device: &D) -> Result<TaughtColb
 /// that `text` has stand in for the model's.
 ///
 /// # Errors
-/// What is missing or does not fit; a rank was lost or failed.
+/// What is missing or does not fit; an encoder whose projection would be new; a rank was lost or failed.
 pub fn open_colbert_among<D: RankDevice>(
     world: &World,
     name: &str,
@@ -274,7 +275,7 @@ pub fn open_colbert_among<D: RankDevice>(
         true => {
             let headers = ColbertHeaders::read(&model_folder(name)?, None)?;
             let settle = |config: &mut ColbertConfig| lengths(text, config);
-            let model = ColbertModel::read(headers, tokenizer, settle, None, 0, device)?;
+            let model = ColbertModel::read(headers, tokenizer, settle, None, 0, device)?.trained(name)?;
             Some(TaughtColbert { model, teacher: None })
         }
         false => None,

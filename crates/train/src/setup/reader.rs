@@ -57,6 +57,7 @@ impl<D: RankDevice> Task<D> for ReaderModelOptions {
         model: ReaderModel<D>,
         train: Questions,
         eval: Option<Questions>,
+        _: Option<Questions>,
         _: &D,
     ) -> Result<(ReaderObjective, Arena<D>), TrainError> {
         let plan = options.data.batch_plan().map_err(TrainError::Options)?;

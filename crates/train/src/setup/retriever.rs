@@ -74,6 +74,7 @@ impl<D: RankDevice> Task<D> for RetrieverModelOptions {
         model: RetrieverModel<D>,
         train: RetrievalExamples,
         eval: Option<RetrievalExamples>,
+        _: Option<RetrievalExamples>,
         device: &D,
     ) -> Result<(RetrieverObjective<D>, Arena<D>), TrainError> {
         let (o, plan) = (&options.model, options.data.batch_plan().map_err(TrainError::Options)?);
