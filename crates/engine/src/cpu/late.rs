@@ -23,6 +23,8 @@ pub use residuals::{Buckets, PackedRows};
 
 /// Tokens of a query that are multiplied together.
 pub const LANES: usize = 32;
+/// Best codes of a lane that are kept in order while all are looked at; of more a selection is quicker.
+const FEW: usize = 64;
 /// Rows that a thread takes at a time.
 const ROWS: usize = 512;
 
@@ -295,6 +297,12 @@ impl Cpu {
     /// The `count` best codes of every lane, best first, of equal scores the first: lane l's at `[l]`. `scores`: `lanes` numbers a code.
     pub fn best_of_lanes(&self, scores: &[f32], lanes: usize, tokens: usize, count: usize) -> Vec<Vec<u32>> {
         assert!(lanes.is_multiple_of(LANES) && scores.len().is_multiple_of(lanes) && tokens <= lanes);
+        if count > FEW {
+            return (0..tokens)
+                .into_par_iter()
+                .map(|lane| most_of_lane(scores, lanes, lane, count))
+                .collect();
+        }
         let mut best: Vec<Vec<(f32, u32)>> = vec![Vec::new(); tokens];
         for strip in 0..tokens.div_ceil(LANES) {
             let mut least = [f32::NEG_INFINITY; LANES];
@@ -320,6 +328,21 @@ impl Cpu {
         }
         best.into_iter().map(|best| best.into_iter().map(|(_, code)| code).collect()).collect()
     }
+}
+
+/// The `count` best codes of one lane, by a selection: its work does not grow with their number.
+fn most_of_lane(scores: &[f32], lanes: usize, lane: usize, count: usize) -> Vec<u32> {
+    let all = scores.chunks_exact(lanes).map(|row| row[lane]).zip(0u32..);
+    let mut codes: Vec<(f32, u32)> = all.filter(|(score, _)| *score > f32::NEG_INFINITY).collect();
+    let order = |a: &(f32, u32), b: &(f32, u32)| {
+        b.0.partial_cmp(&a.0).unwrap_or(std::cmp::Ordering::Equal).then(a.1.cmp(&b.1))
+    };
+    if count < codes.len() {
+        codes.select_nth_unstable_by(count, order);
+        codes.truncate(count);
+    }
+    codes.sort_unstable_by(order);
+    codes.into_iter().map(|(_, code)| code).collect()
 }
 
 fn sum_of(best: &[[u8; LANES]]) -> u32 {

@@ -4,8 +4,14 @@
 //! Clusters are those of Ward's method on the distances `1 - x . y`, merged as SciPy's `linkage` does it (nearest neighbour chains;
 //! Müllner, 2011) and cut as its `fcluster` with `maxclust`, which is how PyLate pools.
 
-/// Most vectors that are clustered: the distances of all pairs are in memory together.
+/// Most vectors of a document that are clustered: the distances of all pairs are in memory together, and the work grows with their number.
 pub const MOST_TOKENS: usize = 1 << 14;
+
+/// Bytes of the distances between `rows` vectors of which `keep` are not clustered; 0 where all of them stay as they are.
+pub fn bytes(rows: usize, factor: usize, keep: usize) -> u64 {
+    let n = rows.saturating_sub(keep) as u64;
+    if factor > 1 && n > 1 { n.saturating_mul(n).saturating_mul(8) } else { 0 }
+}
 
 /// Pools the vectors of a document, rows of `width` numbers: the first `keep` stay as they are, the others become a `factor`th of their
 /// number, at least one. First the kept ones, then the clusters in the order of their first tokens. With `unit` the means are divided by
@@ -162,7 +168,14 @@ mod tests {
         assert_eq!(pool(&x[..4], 2, 4, 1, false), x[..4]);
         assert_eq!(pool(&x[..6], 2, 100, 0, false).len(), 2);
         assert!(pool(&[], 2, 2, 1, false).is_empty());
+        // Where no distance is a number all are equally far, as among equal vectors: one cluster.
         let bad = vec![f32::NAN; 10];
-        assert_eq!(pool(&bad, 2, 2, 0, false).len() % 2, 0);
+        assert_eq!(pool(&bad, 2, 2, 0, false).len(), 2);
+    }
+
+    #[test]
+    fn what_distances_take() {
+        assert_eq!([bytes(7, 2, 1), bytes(7, 1, 1), bytes(2, 2, 1), bytes(0, 2, 1)], [6 * 6 * 8, 0, 0, 0]);
+        assert_eq!(bytes(MOST_TOKENS, 2, 0), 2 << 30);
     }
 }

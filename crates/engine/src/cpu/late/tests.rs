@@ -102,11 +102,12 @@ fn sums_of_greatest_bytes_are_those_of_a_plain_loop() {
 #[test]
 fn the_best_of_every_lane_are_those_of_a_sort() {
     // Few different numbers: many are equal.
-    let scores: Vec<f32> = (0..64 * 50).map(|i| (key(&[7, i]) % 9) as f32).collect();
-    for (tokens, count) in [(64, 1), (33, 4), (5, 50), (5, 80)] {
+    let codes = 3 * FEW;
+    let scores: Vec<f32> = (0..64 * codes as u64).map(|i| (key(&[7, i]) % 9) as f32).collect();
+    for (tokens, count) in [(64, 1), (33, 4), (5, FEW), (37, FEW + 1), (5, codes), (5, usize::MAX)] {
         for cpu in devices() {
             for (lane, found) in cpu.best_of_lanes(&scores, 64, tokens, count).into_iter().enumerate() {
-                let mut want: Vec<u32> = (0..50).collect();
+                let mut want: Vec<u32> = (0..codes as u32).collect();
                 let score = |c: u32| scores[c as usize * 64 + lane];
                 want.sort_by(|a, b| score(*b).total_cmp(&score(*a)).then(a.cmp(b)));
                 want.truncate(count);
