@@ -163,6 +163,11 @@ fn golden_flair_probabilities_of_files_and_pipes() {
     let table = place
         .write("texts.csv", &("body,other\n".to_owned() + &texts.iter().map(quoted).collect::<String>()));
     assert_eq!(labels_of(&succeed(&mut place.predict(&table, &["--text_column", "body"]))), want);
+    // Lists are read as training reads them: spaces around names, variables that are set to nothing.
+    for names in [" body ,", "body"] {
+        let mut command = place.predict(&table, &["--text_column", names]);
+        assert_eq!(labels_of(&succeed(command.env("TERCIO_LABEL_COLUMN", ""))), want, "{names:?}");
+    }
     for text in [texts.join("\n"), jsonl] {
         let mut child = place
             .predict("-", &[])
@@ -189,8 +194,10 @@ fn whoever_writes_a_line_gets_its_labels_before_the_next() {
         .spawn()
         .unwrap();
     let (mut stdin, mut out) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-    for i in 0..3 {
-        writeln!(stdin, "the river number {i}").unwrap();
+    for i in 0..4 {
+        // Empty lines behind the text, in one piece with it, are no line to wait for.
+        let text = format!("the river number {i}\n{}", "\n \r\n".repeat(i % 2));
+        stdin.write_all(text.as_bytes()).unwrap();
         stdin.flush().unwrap();
         let mut line = String::new();
         out.read_line(&mut line).unwrap();

@@ -118,6 +118,8 @@ fn passages_are_found_added_deleted_and_filtered() {
     let gone = corner.path("gone.txt");
     let deleted = corner.index(&["--delete", &gone]);
     assert!(deleted.status.success(), "{}", stderr(&deleted));
+    let deleted: Value = serde_json::from_slice(&deleted.stdout).unwrap();
+    assert_eq!((&deleted["passages"], &deleted["deleted"]), (&json!(148), &json!(2)));
     let left = corner.found(question, &["--passages", &all]);
     assert_eq!(left[..3], [own[1].clone(), own[3].clone(), own[4].clone()]);
     let twice = corner.index(&["--delete", &gone]);

@@ -280,6 +280,12 @@ pub enum LineForm {
     Json(Columns),
 }
 
+/// Whether a line has arrived whole that [`next_line`] gives back; it passes over empty ones, and waits for more.
+fn has_line(arrived: &[u8]) -> bool {
+    let mut whole = arrived.split_inclusive(|&b| b == b'\n').filter(|line| line.ends_with(b"\n"));
+    whole.any(|line| !line.trim_ascii().is_empty())
+}
+
 /// Classifies lines as they come, one rank alone: those that have arrived together are classified together, so that whoever writes one line and
 /// waits gets its labels. Empty lines are passed over. `name` stands for the source in messages. With `skip_bad` a faulty line goes to
 /// `on_fault`.
@@ -302,7 +308,7 @@ pub fn classify_lines<D: Device>(
     while ended.is_none() {
         let mut documents: Vec<Document> = Vec::new();
         while documents.len() < classifier.window.max(1) {
-            if !documents.is_empty() && !source.buffer().contains(&b'\n') {
+            if !documents.is_empty() && !has_line(source.buffer()) {
                 break; // nobody waits for a line that may never come
             }
             let document = match next_line(source, name, &mut line, row) {
@@ -338,7 +344,8 @@ pub fn classify_lines<D: Device>(
             continue;
         }
         // A window's work ends soon enough by itself.
-        let logits = classifier.device.run(|| classifier.logits_of(&documents, &|| false))?.unwrap_or_default();
+        let logits =
+            classifier.device.run(|| classifier.logits_of(&documents, &|| false))?.unwrap_or_default();
         for (document, logits) in documents.iter().zip(logits.chunks_exact(labels)) {
             take(document, logits)?;
         }

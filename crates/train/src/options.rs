@@ -16,8 +16,9 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 pub use classifier::{
-    Anneal, ClassWeights, ClassifierHead, ClassifierModelOptions, ClassifierOptions, ClassifierPooling, MissingSplits, Recipe,
-    Reduction, UnknownLabelsOption, UseModel, classifier_options, dashed, with_recipe,
+    Anneal, ClassWeights, ClassifierHead, ClassifierModelOptions, ClassifierOptions, ClassifierPooling,
+    MissingSplits, Recipe, Reduction, UnknownLabelsOption, UseModel, classifier_options, columns_of, dashed,
+    with_recipe,
 };
 pub use colbert::{ColbertLossKind, ColbertModelOptions, ColbertOptions, ColbertTextOptions};
 pub use optim::{Optim, OptimOptions, Scheduler};
@@ -107,10 +108,15 @@ pub struct DataOptions {
     #[arg(long, env = "TERCIO_MAXLOAD", default_value_t = -1, allow_negative_numbers = true)]
     pub maxload: i64,
     /// Questions of an update; 0: --per_gpu_batch_size times --accumulation_steps
-    #[arg(long, alias = "mini-batch-size", env = "TERCIO_GLOBAL_BATCH_SIZE", default_value_t = 0)]
+    #[arg(long, visible_alias = "mini-batch-size", env = "TERCIO_GLOBAL_BATCH_SIZE", default_value_t = 0)]
     pub global_batch_size: usize,
     /// Questions of a shard, the unit of work and memory; 0: --per_gpu_batch_size
-    #[arg(long, alias = "mini-batch-chunk-size", env = "TERCIO_MICRO_BATCH_SIZE", default_value_t = 0)]
+    #[arg(
+        long,
+        visible_alias = "mini-batch-chunk-size",
+        env = "TERCIO_MICRO_BATCH_SIZE",
+        default_value_t = 0
+    )]
     pub micro_batch_size: usize,
     /// Groups of shards whose gradients are summed along one fixed tree, a power of two; 0: up to 8
     #[arg(long, env = "TERCIO_BIT_GROUPS", default_value_t = 0)]

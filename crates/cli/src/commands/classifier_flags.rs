@@ -10,7 +10,7 @@ use tercio_data::{DataError, Documents};
 use tercio_engine::{Cpu, Device};
 use tercio_train::TrainError;
 use tercio_train::classify::{OpenedClassifier, TextClassifier, WINDOW};
-use tercio_train::options::PrecisionOptions;
+use tercio_train::options::{PrecisionOptions, columns_of};
 use tercio_train::ranks::corpus::open_among;
 use tercio_train::ranks::options::LinkOptions;
 
@@ -73,11 +73,11 @@ pub struct ClassifierFlags {
 #[derive(Args)]
 pub struct ColumnFlags {
     /// Tables and JSON: columns of the text, with commas between them; they are joined by a space
-    #[arg(long, env = "TERCIO_TEXT_COLUMN", value_delimiter = ',', default_value = "text")]
-    text_column: Vec<String>,
+    #[arg(long, env = "TERCIO_TEXT_COLUMN", default_value = "text")]
+    text_column: String,
     /// Tables and JSON: columns of labels, with commas between them; default: label, labels or class, whichever is there
-    #[arg(long, env = "TERCIO_LABEL_COLUMN", value_delimiter = ',')]
-    label_column: Vec<String>,
+    #[arg(long, env = "TERCIO_LABEL_COLUMN", default_value = "", hide_default_value = true)]
+    label_column: String,
     /// Tables: the first row is a document; columns are numbers from 0
     #[arg(long, env = "TERCIO_NO_HEADER")]
     no_header: bool,
@@ -89,12 +89,7 @@ pub struct ColumnFlags {
 impl ColumnFlags {
     /// The columns that they name.
     pub fn columns(&self) -> Columns {
-        Columns {
-            text: self.text_column.clone(),
-            labels: self.label_column.clone(),
-            header: !self.no_header,
-            no_label: self.no_label.clone(),
-        }
+        columns_of(&self.text_column, &self.label_column, self.no_header, self.no_label.as_deref())
     }
 }
 

@@ -153,11 +153,26 @@ impl EvalClassifier {
 
 /// A document of flair's dev.tsv.
 fn block(text: &str, gold: &[String], predicted: &[&str]) -> String {
-    let text = text.replace(|c: char| c.is_control(), " ");
+    let clean = |text: &str| text.replace(|c: char| c.is_control(), " ");
     let (mut a, mut b): (Vec<&str>, Vec<&str>) =
         (gold.iter().map(String::as_str).collect(), predicted.to_vec());
     a.sort_unstable();
     b.sort_unstable();
     let mismatch = if a == b { "" } else { " -> MISMATCH!\n" };
-    format!("{text}\n - Gold: {}\n - Pred: {}\n{mismatch}\n", gold.join(", "), predicted.join(", "))
+    let (text, gold, predicted) = (clean(text), clean(&gold.join(", ")), clean(&predicted.join(", ")));
+    format!("{text}\n - Gold: {gold}\n - Pred: {predicted}\n{mismatch}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_stays_a_line() {
+        let gold = ["a\nb".to_owned(), "c".to_owned()];
+        let want = "x y\n - Gold: a b, c\n - Pred: c, a b\n\n";
+        assert_eq!(block("x\ny", &gold, &["c", "a\nb"]), want);
+        let other = block("x", &gold, &["a b"]);
+        assert_eq!(other, "x\n - Gold: a b, c\n - Pred: a b\n -> MISMATCH!\n\n");
+    }
 }

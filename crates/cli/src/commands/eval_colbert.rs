@@ -162,15 +162,14 @@ impl EvalColbert {
                 zero_floor: self.zero_floor,
                 batch: self.per_gpu_batch_size,
             };
-            let measure = |dir: &PathBuf| {
+            let measure = |(dir, name): (&PathBuf, String)| {
                 let collection = Collection::open(dir, &self.split)?;
                 let found =
                     device.run(|| search.measure_among(world, &collection, &stop)).map_err(stopped)?;
-                let name =
-                    dir.file_name().map_or_else(|| dir.display().to_string(), |n| n.display().to_string());
                 Ok((name, FIGURES.iter().zip(found).map(|((name, ..), value)| (*name, value)).collect()))
             };
-            let found = self.beir.iter().map(measure).collect::<Result<_, TrainError>>()?;
+            let found =
+                self.beir.iter().zip(names(&self.beir)).map(measure).collect::<Result<_, TrainError>>()?;
             world.barrier()?;
             return Ok(Measured::Collections(found));
         };
@@ -218,8 +217,19 @@ type Figures = Vec<(&'static str, f64)>;
 /// What was measured.
 enum Measured {
     Examples(Figures),
-    /// Each collection by its folder's name.
+    /// Each collection by its name, as [`names`] has it.
     Collections(Vec<(String, Figures)>),
+}
+
+/// What collections are called: by the names of their folders, those that share one by their whole paths.
+fn names(folders: &[PathBuf]) -> Vec<String> {
+    let last = |dir: &PathBuf| dir.file_name().map(|name| name.display().to_string());
+    let lasts: Vec<Option<String>> = folders.iter().map(last).collect();
+    let own = |(dir, name): (&PathBuf, &Option<String>)| match name {
+        Some(own) if lasts.iter().filter(|other| *other == name).count() == 1 => own.clone(),
+        _ => dir.display().to_string(),
+    };
+    folders.iter().zip(&lasts).map(own).collect()
 }
 
 fn object(figures: &Figures) -> Value {
@@ -245,4 +255,15 @@ fn table(found: &[(String, Figures)]) -> String {
         lines.push(row("mean", (0..names.len()).map(mean).collect()));
     }
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn collections_of_one_name_are_told_apart() {
+        let folders = ["a/beir", "b/beir/", "c/nq", ".."].map(PathBuf::from);
+        assert_eq!(names(&folders), ["a/beir", "b/beir/", "nq", ".."]);
+    }
 }

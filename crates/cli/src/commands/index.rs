@@ -180,7 +180,7 @@ impl Index {
             let report = delete_late(&self.output, &found).map_err(TrainError::from)?;
             let deleted = report.settings.deleted;
             tracing::info!("{deleted} of {} passages are deleted", report.manifest.collection.count);
-            self.tell(&report.manifest, true, since.elapsed().as_secs_f64())?;
+            self.tell(&report.manifest, deleted, true, since.elapsed().as_secs_f64())?;
             return Ok(ExitCode::SUCCESS);
         }
         let scratch = ScratchFolder::new()?;
@@ -194,6 +194,7 @@ impl Index {
         let since = std::time::Instant::now();
         let mut bar = Progress::start(0, passages.len() as u64, !self.quiet && !self.json);
         let device = Cpu::new(threads)?;
+        let mut deleted = 0;
         let made = device.run(|| match self.kind {
             Kind::Bm25 => {
                 let mut progress = |done, _| bar.advance(done, "passages");
@@ -215,12 +216,14 @@ impl Index {
             Kind::Plaid => {
                 let mut progress =
                     |share: f64| bar.advance((share * passages.len() as f64) as u64, "passages");
-                self.late(&device, &passages, &stop, &mut progress).map(|report| Some(report.manifest))
+                let report = self.late(&device, &passages, &stop, &mut progress)?;
+                deleted = report.settings.deleted;
+                Ok(Some(report.manifest))
             }
         })?;
         let changed = made.is_some();
         let manifest = made.map_or_else(|| Manifest::read(&self.output), Ok).map_err(TrainError::from)?;
-        self.tell(&manifest, changed, since.elapsed().as_secs_f64())?;
+        self.tell(&manifest, deleted, changed, since.elapsed().as_secs_f64())?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -374,18 +377,19 @@ impl Index {
         Ok(report)
     }
 
-    fn tell(&self, m: &Manifest, changed: bool, seconds: f64) -> anyhow::Result<()> {
+    /// Says what stands now, of which `deleted` passages are found no more.
+    fn tell(&self, m: &Manifest, deleted: u64, changed: bool, seconds: f64) -> anyhow::Result<()> {
+        let passages = m.collection.count.saturating_sub(deleted);
         let peak = memory::peak_resident();
         let text = if self.json {
             let sum = json!({
-                "output": self.output, "kind": m.kind, "version": m.version, "passages": m.collection.count,
-                "bytes": m.bytes(), "changed": changed, "seconds": seconds, "peak_memory": peak,
+                "output": self.output, "kind": m.kind, "version": m.version, "passages": passages,
+                "deleted": deleted, "bytes": m.bytes(), "changed": changed, "seconds": seconds, "peak_memory": peak,
             });
             sum.to_string()
         } else if changed {
             format!(
-                "{} passages in {}: {} index of {}, version {}, in {seconds:.1} s",
-                m.collection.count,
+                "{passages} passages in {}: {} index of {}, version {}, in {seconds:.1} s",
                 self.output.display(),
                 m.kind,
                 memory::human(m.bytes()),

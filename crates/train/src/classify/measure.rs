@@ -10,6 +10,7 @@ use tercio_models::classifier::ClassifierConfig;
 
 use super::{TextClassifier, classify_among};
 use crate::error::TrainError;
+use crate::objectives::classifier::loss::ClassificationLoss;
 
 /// What a classifier says of a text.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,20 +63,13 @@ impl Prediction {
 /// cross-entropies of all labels. `None` where its first label (one of its labels) is not among the numbers `gold`, because
 /// the classifier does not know it.
 pub fn gold_loss(config: &ClassifierConfig, logits: &[f32], gold: &[Option<u32>]) -> Option<f64> {
-    let z = |i: usize| f64::from(logits[i]);
-    if !config.multi_label {
-        let gold = (*gold.first()?)? as usize;
-        let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-        let sum: f64 = logits.iter().map(|&v| libm::exp(f64::from(v) - most)).sum();
-        return Some(libm::log(sum) + most - z(gold));
-    }
-    let gold: Vec<usize> = gold.iter().map(|id| id.map(|id| id as usize)).collect::<Option<_>>()?;
-    // max(z, 0) - z y + ln(1 + e^-|z|): PyTorch's form, which does not overflow
-    let of = |i: usize| {
-        let y = f64::from(u8::from(gold.contains(&i)));
-        z(i).max(0.0) - z(i) * y + libm::log1p(libm::exp(-z(i).abs()))
+    let gold: Vec<u32> = match config.multi_label {
+        false => vec![(*gold.first()?)?],
+        true => gold.iter().copied().collect::<Option<_>>()?,
     };
-    Some((0..logits.len()).map(of).sum())
+    let loss = ClassificationLoss { multi_label: config.multi_label, weights: None, smoothing: 0.0 };
+    let logits: Vec<f64> = logits.iter().map(|&z| z.into()).collect();
+    Some(loss.of(&logits, &gold, 0.0, &mut vec![0.0; logits.len()]))
 }
 
 /// What [`measure_among`] found.

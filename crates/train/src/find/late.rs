@@ -67,7 +67,7 @@ impl Late {
         };
         let model = device.run(|| -> Result<_, TrainError> {
             let headers = ColbertHeaders::read(&model_folder(name)?, None)?;
-            ColbertModel::read(headers, settings.tokenizer.as_deref(), |_| (), None, 0, device)
+            ColbertModel::read(headers, settings.tokenizer.as_deref(), |_| (), None, 0, device)?.trained(name)
         })?;
         let (own, dimension) = (device.run(|| model.fingerprint(device)), model.loaded.model.dimension());
         match &of.model_fingerprint {

@@ -221,18 +221,28 @@ pub struct ClassifierModelOptions {
     pub recompute: bool,
 }
 
+/// The columns that flags name, as training and everything after it read them: names with commas between them, of which spaces around
+/// them and empty ones count for nothing. No name at all, as of a variable that is set to nothing, is as if the flag were not given.
+pub fn columns_of(text: &str, labels: &str, no_header: bool, no_label: Option<&str>) -> Columns {
+    let list = |names: &str| {
+        names.split(',').map(str::trim).filter(|c| !c.is_empty()).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut columns = Columns {
+        text: list(text),
+        labels: list(labels),
+        header: !no_header,
+        no_label: no_label.map(str::to_owned),
+    };
+    if columns.text.is_empty() {
+        columns.text = Columns::default().text;
+    }
+    columns
+}
+
 impl ClassifierModelOptions {
     /// Where text and labels are in tables and JSON.
     pub fn columns(&self) -> Columns {
-        let list = |text: &str| {
-            text.split(',').map(str::trim).filter(|c| !c.is_empty()).map(str::to_owned).collect::<Vec<_>>()
-        };
-        Columns {
-            text: list(&self.text_column),
-            labels: list(&self.label_column),
-            header: !self.no_header,
-            no_label: self.no_label.clone(),
-        }
+        columns_of(&self.text_column, &self.label_column, self.no_header, self.no_label.as_deref())
     }
     /// How the corpus is made of its files; `seed` is the run's.
     pub fn corpus(&self, seed: u64) -> CorpusSettings {
