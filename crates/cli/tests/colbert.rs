@@ -262,6 +262,15 @@ fn a_new_projection_and_a_saved_model() {
     let second = corner.place.run_dir("second").join("checkpoint/step-1");
     let modules = std::fs::read_to_string(second.join("modules.json")).unwrap();
     assert!(modules.contains("1_Dense") && modules.contains("2_Dense"), "{modules}");
+    // Nobody is given vectors of a projection that was never trained.
+    corner.place.write("texts.jsonl", "{\"id\": \"1\", \"text\": \"the bell\"}\n");
+    let passages = corner.path("texts.jsonl");
+    let output = corner.path("random");
+    let embed =
+        ["embed", "--multi-vector", "--model_path", encoder.to_str().unwrap(), "--passages", &passages];
+    let said = failure(&tercio(&[&embed[..], &["--output", &output]].concat()).output().unwrap());
+    assert!(said.contains("without the projection of one; train it first"), "{said}");
+    assert!(!Path::new(&output).exists());
     // A run goes on from its own folder, which has both layers.
     corner.train("second", &["--model_path", saved, "--total_steps", "2", "--embedding_size", "8"]);
 }

@@ -22,8 +22,10 @@ use crate::ranks::start::same_among;
 use crate::setup::model_folder;
 use crate::shortage::guarded;
 
+mod faults;
 mod measure;
 
+pub use faults::Faults;
 pub use measure::{Measured, Prediction, gold_loss, measure_among, predicted};
 
 /// Texts of a window where nobody says otherwise.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tercio_comm::World;
 use tercio_comm::place::Flags;
+use tercio_data::Documents;
 use tercio_data::corpus::Columns;
-use tercio_data::{DataError, Documents};
 use tercio_engine::{Cpu, Device};
 use tercio_train::TrainError;
 use tercio_train::classify::{OpenedClassifier, TextClassifier, WINDOW};
@@ -20,8 +20,6 @@ use super::common::within;
 const MOST_TOKENS: usize = 1 << 20;
 /// Texts of a window that are believed to be meant.
 const MOST_WINDOW: usize = 1 << 20;
-/// Faulty documents that are named one by one.
-const NAMED: u64 = 20;
 
 /// The model and how texts come to it.
 #[derive(Args)]
@@ -156,26 +154,5 @@ impl ClassifierFlags {
     /// Where text and labels are.
     pub fn columns(&self) -> Columns {
         self.columns.columns()
-    }
-}
-
-/// Says the first faults that are left out, and how many there were.
-#[derive(Default)]
-pub struct Faults(u64);
-
-impl Faults {
-    /// Another one.
-    pub fn say(&mut self, fault: &DataError) {
-        self.0 += 1;
-        if self.0 <= NAMED {
-            tracing::warn!("{fault}");
-        }
-    }
-
-    /// How many there were, if any.
-    pub fn sum_up(&self) {
-        if self.0 > 0 {
-            tracing::warn!("{} faulty documents are left out", self.0);
-        }
     }
 }

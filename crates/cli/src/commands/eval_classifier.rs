@@ -12,11 +12,11 @@ use tercio_data::corpus::{Split, UnknownLabels};
 use tercio_data::replace::{ReplacedFile, refuse_source};
 use tercio_engine::Device;
 use tercio_train::TrainError;
-use tercio_train::classify::{Measured, measure_among};
+use tercio_train::classify::{Faults, Measured, measure_among};
 use tercio_train::ranks::start;
 use tercio_train::run::Signals;
 
-use super::classifier_flags::{ClassifierFlags, Faults};
+use super::classifier_flags::ClassifierFlags;
 use super::common::{self, line};
 
 /// Flags of `tercio eval classifier`.

@@ -19,6 +19,7 @@ use tercio_models::folder::ModelFolder;
 use tercio_models::retriever::Pooling;
 
 use super::{Run, Task, TaskModel, model_folder, require_room};
+use crate::classify::Faults;
 use crate::error::TrainError;
 use crate::objectives::classifier::ClassifierObjective;
 use crate::objectives::classifier::loss::ClassificationLoss;
@@ -37,8 +38,6 @@ const DEFAULT_MODEL: &str = "distilbert-base-uncased";
 const DEFAULT_MAXLENGTH: usize = 512;
 /// The figures of the test documents, in the run's folder.
 pub const TEST_FIGURES: &str = "test.json";
-/// Faults of documents that are named before they are only counted.
-const NAMED_FAULTS: u64 = 20;
 
 /// A classifier's run, ready to train.
 pub type ClassifierRun<D> = Run<D, ClassifierObjective>;
@@ -183,18 +182,15 @@ fn corpus(
     let columns = options.model.columns();
     let named = |documents: Documents| documents.with_columns(columns.clone());
     let (eval, test) = (eval.map(named).transpose()?, test.map(named).transpose()?);
-    let mut faults = 0;
+    let mut faults = Faults::default();
     let mut on_fault = |fault: &DataError| {
-        faults += 1;
-        if says && faults <= NAMED_FAULTS {
-            tracing::warn!("left out: {fault}");
+        if says {
+            faults.say(fault);
         }
     };
     let settings = options.model.corpus(options.run.seed);
     let corpus = Corpus::new(named(train)?, eval, test, &settings, &mut on_fault)?;
-    if says && faults > NAMED_FAULTS {
-        tracing::warn!("{faults} documents are left out in all");
-    }
+    faults.sum_up();
     Ok(corpus)
 }
 
