@@ -18,9 +18,7 @@ use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
 use tercio_engine::{Arena, Buckets, Device, Draw, Layout, Tensor};
 
-pub use classifier::{
-    ClassifierBenchMode, ClassifierBenchOptions, ClassifierBenchReport, bench_classifier,
-};
+pub use classifier::{ClassifierBenchMode, ClassifierBenchOptions, ClassifierBenchReport, bench_classifier};
 pub use colbert::{ColbertBenchMode, ColbertBenchOptions, ColbertBenchReport, bench_colbert};
 pub use encoder::{EncoderBenchOptions, bench_encoder};
 pub use plaid::{ExactReport, PlaidBenchOptions, PlaidBenchReport, bench_plaid};

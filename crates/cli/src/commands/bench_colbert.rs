@@ -76,7 +76,9 @@ impl BenchColbert {
                 );
                 self.bench.print(report, &size)?;
             }
-            ColbertBenchReport::Encode { documents, documents_per_second, tokens_kept, peak_rss_gb, .. } => {
+            ColbertBenchReport::Encode {
+                documents, documents_per_second, tokens_kept, peak_rss_gb, ..
+            } => {
                 line(&format!(
                     "{documents} documents, {tokens_kept} vectors: {documents_per_second} documents/s, {peak_rss_gb:.2} GB at most"
                 ))?;

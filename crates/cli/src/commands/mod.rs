@@ -50,7 +50,9 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tercio_engine::memory::caught;
 use tercio_train::TrainError;
-use tercio_train::options::{ClassifierModelOptions, ColbertModelOptions, ReaderModelOptions, RetrieverModelOptions};
+use tercio_train::options::{
+    ClassifierModelOptions, ColbertModelOptions, ReaderModelOptions, RetrieverModelOptions,
+};
 use tercio_train::run::signals::EXIT_INTERRUPTED;
 use tercio_train::shortage::guarded;
 

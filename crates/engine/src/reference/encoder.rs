@@ -251,7 +251,8 @@ impl EncoderKernels for Reference {
             for i in q.start as usize..q.end as usize {
                 let (mut most, mut row) = (f64::NEG_INFINITY, NO_ROW);
                 for j in d.start as usize..d.end as usize {
-                    let dot: f64 = (0..width).map(|k| queries[i * width + k] * documents[j * width + k]).sum();
+                    let dot: f64 =
+                        (0..width).map(|k| queries[i * width + k] * documents[j * width + k]).sum();
                     if dot > most {
                         (most, row) = (dot, j as u32 - d.start);
                     }

@@ -255,11 +255,8 @@ fn encode<D: RankDevice>(
     model: &ColbertModel<D>,
 ) -> Result<ColbertBenchReport, TrainError> {
     let documents = list(options, input, "documents")?;
-    let texts: Vec<String> = documents
-        .iter()
-        .take(options.documents)
-        .map(|d| d.as_str().unwrap_or_default().to_owned())
-        .collect();
+    let texts: Vec<String> =
+        documents.iter().take(options.documents).map(|d| d.as_str().unwrap_or_default().to_owned()).collect();
     let tokens = model.tokens()?;
     let encoder = ColbertEncoder {
         device,

@@ -98,12 +98,12 @@ pub struct ColbertModelOptions {
     #[command(flatten)]
     #[serde(flatten)]
     pub text: ColbertTextOptions,
-    /// The token behind the first one of a query, a trailing space included; `none`: no token; default: the model's, "[Q] " for a plain
+    /// The token behind the first one of a query, a trailing space included; `none`: no token; default: the model's, `"[Q] "` for a plain
     /// encoder
     #[arg(long, env = "TERCIO_QUERY_PREFIX")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub query_prefix: Option<String>,
-    /// The same of documents, "[D] "
+    /// The same of documents, `"[D] "`
     #[arg(long, env = "TERCIO_DOCUMENT_PREFIX")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document_prefix: Option<String>,

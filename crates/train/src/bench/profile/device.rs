@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use tercio_engine::device::{Heads, HeadsMut, Matrix};
 use tercio_engine::{
-    Activation, AdafactorStep, AdamStep, AttentionShape, Device, Dropout, EncoderKernels, MaxSimShape, MaxSimSide,
-    Rotary, Span, View, ViewMut,
+    Activation, AdafactorStep, AdamStep, AttentionShape, Device, Dropout, EncoderKernels, MaxSimShape,
+    MaxSimSide, Rotary, Span, View, ViewMut,
 };
 
 use super::{Operation, Profile};
