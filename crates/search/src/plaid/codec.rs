@@ -116,7 +116,8 @@ mod tests {
                 (0..count).map(|i| quantile((f64::from(i) + 0.5) / f64::from(count))).collect();
             let learnt = learn(bits as usize, numbers.clone()).unwrap();
             let (ours, plain) = (lost(learnt.cutoffs(), learnt.weights()), lost(&cutoffs, &weights));
-            assert!(ours < 0.95 * plain, "{bits}: {ours} {plain}");
+            // In one bit a normal distribution loses .363 of its variance at best, .378 at its quantiles; more bits gain more.
+            assert!(ours < 0.97 * plain, "{bits}: {ours} {plain}");
         }
         assert!(learn(3, numbers).unwrap_err().to_string().contains("1, 2, 4 or 8"));
     }
