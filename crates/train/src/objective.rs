@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use rayon::prelude::*;
 use serde_json::{Map, Value};
 use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
@@ -179,4 +180,23 @@ pub trait Objective<D: Device>: Sync {
     fn save(&self, device: &D, parameters: &Arena<D>, folder: &Path) -> Result<(), TrainError>;
     /// What the data is, for the checkpoint: fingerprints that must be the same when the run goes on.
     fn fingerprint(&self) -> Map<String, Value>;
+}
+
+/// An update's shards: its rows are encoded in parallel, and every `micro` of them, in order, become one.
+///
+/// # Errors
+/// What `encode` says of a row, or `shard` of some.
+pub fn shards_of<E: Send, S>(
+    update: &UpdateExamples,
+    micro: usize,
+    encode: impl Fn(usize) -> Result<E, TrainError> + Sync,
+    shard: impl Fn(Vec<E>) -> Result<S, TrainError>,
+) -> Result<Vec<S>, TrainError> {
+    let mut encoded: Vec<E> = update.rows.par_iter().map(|&row| encode(row)).collect::<Result<_, _>>()?;
+    let mut shards = Vec::new();
+    while !encoded.is_empty() {
+        let rest = encoded.split_off(micro.min(encoded.len()));
+        shards.push(shard(std::mem::replace(&mut encoded, rest))?);
+    }
+    Ok(shards)
 }

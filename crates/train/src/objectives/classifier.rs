@@ -3,7 +3,6 @@
 
 use std::path::Path;
 
-use rayon::prelude::*;
 use serde_json::{Map, Value};
 use tercio_comm::World;
 use tercio_data::corpus::{Corpus, Split};
@@ -15,7 +14,7 @@ use tercio_models::model_file::KeptTensor;
 
 use crate::classify::{TextClassifier, WINDOW, measure_among};
 use crate::error::TrainError;
-use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize};
+use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize, shards_of};
 use crate::options::Reduction;
 
 pub mod loss;
@@ -163,14 +162,7 @@ impl<D: Device> Objective<D> for ClassifierObjective {
         self.corpus.train.len()
     }
     fn shards(&self, update: &UpdateExamples, micro: usize) -> Result<Vec<ClassifierShard>, TrainError> {
-        let mut encoded: Vec<_> =
-            update.rows.par_iter().map(|&row| self.encode(row)).collect::<Result<_, _>>()?;
-        let mut shards = Vec::new();
-        while !encoded.is_empty() {
-            let rest = encoded.split_off(micro.min(encoded.len()));
-            shards.push(ClassifierShard::new(std::mem::replace(&mut encoded, rest), self.maxlength)?);
-        }
-        Ok(shards)
+        shards_of(update, micro, |row| self.encode(row), |texts| ClassifierShard::new(texts, self.maxlength))
     }
     fn size(&self, shard: &ClassifierShard) -> ShardSize {
         let texts = shard.spans.len();

@@ -10,7 +10,6 @@ use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
 
-use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use tercio_comm::{CommError, World};
 use tercio_data::shuffle::UpdateExamples;
@@ -21,7 +20,7 @@ use tercio_models::model_file::KeptTensor;
 
 use crate::colbert::Collection;
 use crate::error::TrainError;
-use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize, Shown};
+use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize, Shown, shards_of};
 use crate::objectives::retriever::Teacher;
 use crate::objectives::retriever::batch::PassageChoice;
 
@@ -160,17 +159,8 @@ impl<D: Device> Objective<D> for ColbertObjective<D> {
         self.used
     }
     fn shards(&self, update: &UpdateExamples, micro: usize) -> Result<Vec<ColbertShard>, TrainError> {
-        let mut encoded: Vec<EncodedQuery> = update
-            .rows
-            .par_iter()
-            .map(|&row| self.encode(&self.train.get(row)?, update.epoch))
-            .collect::<Result<_, _>>()?;
-        let mut shards = Vec::new();
-        while !encoded.is_empty() {
-            let rest = encoded.split_off(micro.min(encoded.len()));
-            shards.push(ColbertShard::new(std::mem::replace(&mut encoded, rest), self.zero_floor)?);
-        }
-        Ok(shards)
+        let encode = |row| self.encode(&self.train.get(row)?, update.epoch);
+        shards_of(update, micro, encode, |queries| ColbertShard::new(queries, self.zero_floor))
     }
     fn size(&self, shard: &ColbertShard) -> ShardSize {
         let (query, document) = self.encoding.tokens.lengths();

@@ -6,7 +6,6 @@
 use std::ops::Range;
 use std::path::Path;
 
-use rayon::prelude::*;
 use serde_json::{Map, Value};
 use tercio_comm::{CommError, World};
 use tercio_data::shuffle::UpdateExamples;
@@ -16,7 +15,7 @@ use tercio_models::model_file::KeptTensor;
 use tercio_models::retriever::{self, Retriever};
 
 use crate::error::TrainError;
-use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize, Shown};
+use crate::objective::{Evaluation, Objective, ShardOutcome, ShardSize, Shown, shards_of};
 use crate::options::KlMean;
 
 pub mod batch;
@@ -137,17 +136,8 @@ impl<D: Device> Objective<D> for RetrieverObjective<D> {
         self.used
     }
     fn shards(&self, update: &UpdateExamples, micro: usize) -> Result<Vec<RetrieverShard>, TrainError> {
-        let mut encoded: Vec<EncodedQuestion> = update
-            .rows
-            .par_iter()
-            .map(|&row| self.encode(&self.train.get(row)?, update.epoch))
-            .collect::<Result<_, _>>()?;
-        let mut shards = Vec::new();
-        while !encoded.is_empty() {
-            let rest = encoded.split_off(micro.min(encoded.len()));
-            shards.push(RetrieverShard::new(std::mem::replace(&mut encoded, rest))?);
-        }
-        Ok(shards)
+        let encode = |row| self.encode(&self.train.get(row)?, update.epoch);
+        shards_of(update, micro, encode, RetrieverShard::new)
     }
     fn size(&self, shard: &RetrieverShard) -> ShardSize {
         let padded = shard.questions * self.encoding.question_maxlength

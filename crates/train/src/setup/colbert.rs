@@ -220,10 +220,7 @@ impl<D: RankDevice> TaskModel<D> for TaughtColbert<D> {
         };
         world.broadcast_bytes(0, serde_json::to_vec(&shape).expect("plain JSON"))?;
         share_tokenizer(world, Some(&own.model.tokenizer))?;
-        let teacher = match own.teacher {
-            Some(teacher) => Some(share_teacher(world, Some(teacher), device)?),
-            None => None,
-        };
+        let teacher = share_teacher(world, shape.teacher, own.teacher, device)?;
         Ok(TaughtColbert { teacher, ..own })
     }
 }
@@ -241,10 +238,7 @@ fn from_the_first<D: RankDevice>(world: &World, device: &D) -> Result<TaughtColb
     let tokenizer = share_tokenizer(world, None)?.ok_or_else(|| unlike("no tokenizer"))?;
     let model = Colbert::new(encoder, config);
     let parameters = Arena::zeros(device, model.layout());
-    let teacher = match shape.teacher {
-        true => Some(share_teacher(world, None, device)?),
-        false => None,
-    };
+    let teacher = share_teacher(world, shape.teacher, None, device)?;
     // What is kept beside the parameters is rank 0's, which saves.
     let (kept, note, tokenizer_folder) = (Vec::new(), None, std::path::PathBuf::new());
     let loaded = LoadedColbert {

@@ -333,10 +333,7 @@ impl<D: RankDevice> TaskModel<D> for RetrieverModel<D> {
         };
         world.broadcast_bytes(0, serde_json::to_vec(&shape).expect("plain JSON"))?;
         share_tokenizer(world, Some(&own.tokenizer))?;
-        let teacher = match own.teacher {
-            Some(teacher) => Some(share_teacher(world, Some(teacher), device)?),
-            None => None,
-        };
+        let teacher = share_teacher(world, shape.teacher, own.teacher, device)?;
         Ok(RetrieverModel { teacher, ..own })
     }
 }
@@ -352,28 +349,29 @@ fn from_the_first<D: RankDevice>(world: &World, device: &D) -> Result<RetrieverM
     let tokenizer = share_tokenizer(world, None)?.ok_or_else(|| unlike("no tokenizer"))?;
     let model = Retriever::new(config);
     let parameters = Arena::zeros(device, model.layout());
-    let teacher = match shape.teacher {
-        true => Some(share_teacher(world, None, device)?),
-        false => None,
-    };
+    let teacher = share_teacher(world, shape.teacher, None, device)?;
     // What is kept beside the parameters is rank 0's, which saves.
     let (kept, note, random_head) = (Vec::new(), None, false);
     let loaded = LoadedRetriever { model, parameters, json: shape.json, kept, note, random_head };
     Ok(RetrieverModel { loaded, tokenizer, teacher })
 }
 
-/// Rank 0's teacher on every rank, with its values.
+/// Rank 0's teacher on every rank, with its values, where `there` is one.
 ///
 /// # Errors
 /// A rank was lost or failed.
 pub(super) fn share_teacher<D: RankDevice>(
     world: &World,
+    there: bool,
     own: Option<ReaderModel<D>>,
     device: &D,
-) -> Result<ReaderModel<D>, TrainError> {
+) -> Result<Option<ReaderModel<D>>, TrainError> {
+    if !there {
+        return Ok(None);
+    }
     let mut teacher = ReaderModel::share(world, own, device)?;
     share_values(world, teacher.loaded.model.layout(), &mut teacher.loaded.parameters, device)?;
-    Ok(teacher)
+    Ok(Some(teacher))
 }
 
 /// A retriever to use on every rank; only rank 0 needs its folder: a model's, or a run's, which stands for its best checkpoint.

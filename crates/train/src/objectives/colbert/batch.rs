@@ -2,7 +2,7 @@
 //! documents, and which of them is the positive.
 
 use tercio_data::template::TextTemplate;
-use tercio_data::{EncodedExample, PackedReaderBatch, Question, ReaderEncoding, RetrievalExample, Tokenizer};
+use tercio_data::{EncodedExample, PackedReaderBatch, ReaderEncoding, RetrievalExample, Tokenizer};
 use tercio_engine::{MaxSimShape, Span};
 
 use crate::colbert::{EncodedText, PackedTexts, TextTokens};
@@ -53,21 +53,7 @@ impl EncodedQuery {
         let text = |passage| tokens.document(&encoding.document_template.of_passage(passage), tokenizer);
         let documents: Vec<EncodedText> =
             chosen.passages.iter().map(|&passage| text(passage)).collect::<Result<_, _>>()?;
-        let taught = match teacher {
-            Some((encoding, tokenizer)) if chosen.scored > 0 => {
-                let question = Question {
-                    id: example.id.clone(),
-                    question: example.question.clone(),
-                    target: None,
-                    answers: Vec::new(),
-                    ctxs: chosen.passages[..chosen.scored].iter().map(|&p| p.clone()).collect(),
-                    place: example.place.clone(),
-                };
-                let encoding = ReaderEncoding { n_context: chosen.scored, ..*encoding };
-                Some(encoding.encode_for_answering(&question, tokenizer)?)
-            }
-            _ => None,
-        };
+        let taught = chosen.taught(example, teacher)?;
         let (scored, gold, positive) = (chosen.scored, chosen.gold.clone(), chosen.positive);
         Ok(EncodedQuery { query, documents, scored, gold, positive, taught })
     }

@@ -82,6 +82,30 @@ pub struct Chosen<'a> {
     pub other_positives: Vec<usize>,
 }
 
+impl Chosen<'_> {
+    /// What a live teacher reads of the passages that it is to score; `None` without a teacher, or without such passages.
+    ///
+    /// # Errors
+    /// A text that its tokenizer does not take.
+    pub fn taught(
+        &self,
+        example: &RetrievalExample,
+        teacher: Option<(&ReaderEncoding, &Tokenizer)>,
+    ) -> Result<Option<EncodedExample>, TrainError> {
+        let Some((encoding, tokenizer)) = teacher.filter(|_| self.scored > 0) else { return Ok(None) };
+        let question = Question {
+            id: example.id.clone(),
+            question: example.question.clone(),
+            target: None,
+            answers: Vec::new(),
+            ctxs: self.passages[..self.scored].iter().map(|&p| p.clone()).collect(),
+            place: example.place.clone(),
+        };
+        let encoding = ReaderEncoding { n_context: self.scored, ..*encoding };
+        Ok(Some(encoding.encode_for_answering(&question, tokenizer)?))
+    }
+}
+
 /// What is wrong with an example that has no passages for a live teacher.
 pub(super) fn nothing_to_score(example: &RetrievalExample) -> DataError {
     let hint = "the teacher scores the passages of a question; leave the item out";
@@ -173,21 +197,7 @@ impl EncodedQuestion {
             full += u64::from(at_most);
             passages.push(ids);
         }
-        let taught = match teacher {
-            Some((encoding, tokenizer)) if chosen.scored > 0 => {
-                let question = Question {
-                    id: example.id.clone(),
-                    question: example.question.clone(),
-                    target: None,
-                    answers: Vec::new(),
-                    ctxs: chosen.passages[..chosen.scored].iter().map(|&p| p.clone()).collect(),
-                    place: example.place.clone(),
-                };
-                let encoding = ReaderEncoding { n_context: chosen.scored, ..*encoding };
-                Some(encoding.encode_for_answering(&question, tokenizer)?)
-            }
-            _ => None,
-        };
+        let taught = chosen.taught(example, teacher)?;
         let (scored, gold, positive) = (chosen.scored, chosen.gold.clone(), chosen.positive);
         let other_positives = chosen.other_positives.clone();
         Ok(EncodedQuestion { question, passages, full, scored, gold, positive, other_positives, taught })
