@@ -34,7 +34,12 @@ impl Work<'_> {
         let (dir, world) = (self.dir(), self.world);
         if world.is_main() {
             // What an earlier start left would make another version of the index, with other names.
-            let renew = std::fs::remove_dir_all(&dir).and_then(|()| std::fs::create_dir(&dir));
+            let renew = match std::fs::remove_dir_all(&dir) {
+                // Killed between these two.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                other => other,
+            }
+            .and_then(|()| std::fs::create_dir(&dir));
             renew.map_err(|source| TrainError::Write { path: dir.display().to_string(), source })?;
             let passages = Passages::open(&self.settings.all.passages, &self.cache())?;
             let stop = || self.stop();
