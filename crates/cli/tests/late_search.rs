@@ -159,16 +159,17 @@ fn ranks_find_what_one_process_finds() {
     let queries = input["retrieval_queries"].as_array().unwrap();
     let line = |(i, text): (usize, &Value)| format!("q{i}\t{}\n", text.as_str().unwrap());
     corner.place.write("queries.tsv", &queries.iter().enumerate().map(line).collect::<String>());
-    let run = |name: &str, ranks: usize| {
+    let run = |name: &str, ranks: usize, share: &str| {
         let (output, index, file) = (corner.path(name), corner.path("index"), corner.path("queries.tsv"));
         let words = ["search", "--index", &index, "--queries", &file, "--output", &output, "--n-docs", "10"];
-        let rest = ["--model_path", &corner.model, "--threads", "1", "--format", "trec"];
+        let rest = ["--model_path", &corner.model, "--threads", "1", "--format", "trec", "--share", share];
         start(&corner.place.path(""), ranks, |_| tercio(&[&words[..], &rest].concat())).succeed();
         std::fs::read_to_string(Path::new(&output)).unwrap()
     };
-    let one = run("one.run", 1);
+    let one = run("one.run", 1, "questions");
     assert_eq!(one.lines().count(), 10 * queries.len());
-    assert_eq!(run("two.run", 2), one);
+    assert_eq!(run("two.run", 2, "questions"), one);
+    assert_eq!(run("three.run", 3, "index"), one);
 }
 
 #[test]

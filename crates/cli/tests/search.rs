@@ -117,7 +117,19 @@ fn two_ranks_write_what_one_process_writes() {
         ranks.succeed();
         assert!(std::fs::read(&one).unwrap() == std::fs::read(&two).unwrap(), "{name}");
         assert!(std::fs::metadata(&one).unwrap().len() > 100_000);
+        // Three ranks with a part of the index each.
+        let three = place.text(&format!("three-{name}"));
+        let flags = [&flags(&three)[..], &["--share", "index"]].concat();
+        ranks_support::start(place.root.path(), 3, |_| place.search(&flags)).succeed();
+        assert!(std::fs::read(&one).unwrap() == std::fs::read(&three).unwrap(), "{name}");
     }
+    // A question of the command line, too: rank 0 prints it.
+    let alone = succeed(&mut place.search(&["--json", "which W5 of group5?"]));
+    let ranks = ranks_support::start(place.root.path(), 2, |_| {
+        place.search(&["--json", "--share", "index", "which W5 of group5?"])
+    });
+    let ends = ranks.finish();
+    assert_eq!((ends[0].code, ends[0].stdout.as_str(), ends[1].stdout.as_str()), (Some(0), &alone[..], ""));
     // Ranks that do not ask the same are told.
     let other = place.write("other.jsonl", "{\"question\": \"W1\"}\n");
     let output = place.text("three.json");
@@ -248,7 +260,9 @@ fn indexes_of_vectors_find_what_a_plain_product_finds() {
         let ranks = ranks_support::start(place.root.path(), 2, |_| search(index, "two.json", flags));
         ranks.succeed();
         assert!(same(one, "two.json"), "{index}");
-        std::fs::remove_file(place.path("two.json")).unwrap();
+        let flags = [flags, &["--share", "index", "--resident"]].concat();
+        ranks_support::start(place.root.path(), 3, |_| search(index, "three.json", &flags)).succeed();
+        assert!(same(one, "three.json"), "{index}, a part a rank");
     }
 }
 

@@ -21,6 +21,7 @@ use tercio_data::Passages;
 
 use crate::error::SearchError;
 use crate::manifest::Manifest;
+use crate::part::Part;
 use crate::top::Hit;
 
 mod analysis;
@@ -137,6 +138,7 @@ pub struct Bm25Index {
     norms: Vec<Vec<f32>>,
     shares: query::KnownShares,
     mean_length: f64,
+    part: Part,
 }
 
 impl Bm25Index {
@@ -195,6 +197,7 @@ impl Bm25Index {
             norms: Vec::new(),
             shares: Default::default(),
             mean_length,
+            part: Part::WHOLE,
         };
         index.set_constants(constants)?;
         Ok(index)
@@ -211,6 +214,11 @@ impl Bm25Index {
         self.norms =
             self.segments.iter().map(|s| s.lengths().map(|words| self.norm(words)).collect()).collect();
         Ok(())
+    }
+
+    /// Searches a part of the passages only.
+    pub fn only(self, part: Part) -> Bm25Index {
+        Bm25Index { part, ..self }
     }
 
     fn norm(&self, words: u32) -> f32 {

@@ -10,15 +10,13 @@
 
 use std::path::Path;
 
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use tercio_engine::cpu::StoredRows;
-use tercio_engine::{Cpu, Device};
+use tercio_engine::Cpu;
 
 use crate::error::SearchError;
-use crate::flat::{Metric, norm};
+use crate::flat::Metric;
 use crate::manifest::Manifest;
-use crate::top::{Hit, Top};
+use crate::part::Part;
 
 pub(crate) mod build;
 pub(crate) mod clusters;
@@ -26,19 +24,18 @@ mod codec;
 pub(crate) mod lists;
 mod originals;
 mod recall;
+mod search;
 
 pub use build::{CompressedOptions, CompressedReport};
 pub use originals::Source;
 
 use clusters::Centroids;
-use codec::{Codec, Table};
+use codec::Codec;
 use lists::Lists;
 use originals::Originals;
 
 /// The kind of these indexes in their manifest.
 pub const KIND: &str = "compressed";
-/// Queries whose lists are chosen together.
-const BATCH: usize = 512;
 /// Most parts of a code: sums of 8 bits of each fit into 16.
 const MOST_PARTS: usize = 256;
 /// Most lists that are believed.
@@ -111,6 +108,7 @@ pub struct CompressedIndex {
     lists: Lists,
     total: u64,
     originals: Option<Originals>,
+    part: Part,
 }
 
 impl CompressedIndex {
@@ -159,7 +157,13 @@ impl CompressedIndex {
             settings,
             total,
             originals: None,
+            part: Part::WHOLE,
         })
+    }
+
+    /// Searches a part of the rows only.
+    pub fn only(self, part: Part) -> CompressedIndex {
+        CompressedIndex { part, ..self }
     }
 
     /// What the index remembers.
@@ -183,130 +187,15 @@ impl CompressedIndex {
         self.lists.bytes() + numbers as u64 * 4
     }
 
-    /// Reads the vectors into memory, so that re-scoring reads no files; says how many bytes they take.
+    /// Reads the vectors of its rows into memory, so that re-scoring reads no files; says how many bytes they take.
     ///
     /// # Errors
     /// Vectors that do not fit or cannot be read, or an index that was opened without them.
     pub fn keep_vectors(&mut self, cpu: &Cpu) -> Result<u64, SearchError> {
         match &mut self.originals {
-            Some(originals) => originals.keep(cpu),
+            Some(originals) => originals.keep(cpu, self.part.rows(self.total)),
             None => Err(SearchError::Unusable("the index was opened without its vectors".into())),
         }
-    }
-
-    /// The best rows for every query, best first: `depth` of them, or all where the index has fewer. `stop` is asked before every few
-    /// hundred queries.
-    ///
-    /// # Errors
-    /// Queries that are not rows of the dimension or whose numbers are none; re-scoring without vectors; [`SearchError::Stopped`].
-    pub fn search(
-        &self,
-        cpu: &Cpu,
-        queries: &[f32],
-        how: CompressedSearch,
-        stop: &dyn Fn() -> bool,
-    ) -> Result<Vec<Vec<Hit>>, SearchError> {
-        let dimension = self.settings.dimension;
-        crate::flat::check_queries(queries, dimension, 0)?;
-        if how.rescore > 0 && self.originals.is_none() {
-            return Err(SearchError::Unusable(
-                "the index was opened without its vectors: search without re-scoring".into(),
-            ));
-        }
-        let mut hits = Vec::new();
-        for batch in queries.chunks(BATCH * dimension) {
-            if stop() {
-                return Err(SearchError::Stopped);
-            }
-            let scores = self.centroids.products(cpu, batch);
-            let of = |(query, scores): (&[f32], &[f32])| self.search_one(cpu, query, scores, how);
-            let found: Vec<Result<Vec<Hit>, SearchError>> = cpu.run(|| {
-                let queries = batch.par_chunks(dimension).zip(scores.par_chunks(self.settings.lists));
-                queries.with_max_len(8).map(of).collect()
-            });
-            for found in found {
-                hits.push(found?);
-            }
-        }
-        Ok(hits)
-    }
-
-    /// The best rows for one query, whose inner products with the centroids are known.
-    fn search_one(
-        &self,
-        cpu: &Cpu,
-        query: &[f32],
-        scores: &[f32],
-        how: CompressedSearch,
-    ) -> Result<Vec<Hit>, SearchError> {
-        let total = self.total as usize;
-        let depth = how.depth.min(total);
-        let wanted = if how.rescore == 0 { depth } else { how.rescore.max(depth).min(total) };
-        let probes = if how.probes == 0 { self.settings.probes } else { how.probes };
-        let mut order: Vec<u32> = (0..scores.len() as u32).collect();
-        let better = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
-        if probes < order.len() {
-            order.select_nth_unstable_by(probes.saturating_sub(1), better);
-        }
-        let first = probes.min(order.len());
-        order[..first].sort_unstable_by(better);
-        let rows = |lists: &[u32]| lists.iter().map(|&l| self.lists.rows(l as usize).len()).sum::<usize>();
-        let mut seen = rows(&order[..first]);
-        let mut end = first;
-        if seen < wanted {
-            // Not enough of them: the lists that are next best, until there are.
-            order[first..].sort_unstable_by(better);
-            while seen < wanted && end < order.len() {
-                seen += rows(&order[end..=end]);
-                end += 1;
-            }
-        }
-        let square = {
-            let bytes: Vec<[u8; 4]> = query.iter().map(|v| v.to_le_bytes()).collect();
-            let mut square = [0.0];
-            cpu.dots(query, StoredRows::F32(&bytes), &mut square);
-            square[0]
-        };
-        let norm = norm(square)
-            .ok_or_else(|| SearchError::Unusable("a query has a norm beyond the range of f32".into()))?;
-        // The codes of cosines are of rows of length 1.
-        let factor = match self.settings.metric {
-            Metric::Cosine if norm > 0.0 => 1.0 / norm,
-            _ => 1.0,
-        };
-        let table = self.codec.table(query);
-        let mut top = Top::new(wanted);
-        for &list in &order[..end] {
-            self.scan(cpu, &table, list as usize, scores[list as usize], factor, &mut top);
-        }
-        let found = top.into_sorted();
-        let Some(originals) = self.originals.as_ref().filter(|_| how.rescore > 0) else {
-            return Ok(found);
-        };
-        let mut rows: Vec<u64> = found.iter().map(|hit| hit.row).collect();
-        rows.sort_unstable();
-        let mut top = Top::new(depth);
-        for row in rows {
-            top.offer(row, originals.score(cpu, query, norm, row)?);
-        }
-        Ok(top.into_sorted())
-    }
-
-    /// Offers the rows of a list, with estimated scores.
-    fn scan(&self, cpu: &Cpu, table: &Table, list: usize, of_centroid: f32, factor: f32, top: &mut Top) {
-        let rows = self.lists.rows(list);
-        let start = of_centroid + table.least;
-        // The least sum whose score could be among the best; one less for what rounding takes.
-        let bar = |top: &Top| {
-            let least = ((top.least() / factor - start) * table.factor - 1.0).max(0.0);
-            (least <= 65535.0).then_some(least as u16)
-        };
-        let Some(least) = bar(top) else { return };
-        cpu.look_up(&table.entries, self.lists.codes(list), least, &mut |place, sum| {
-            if let Some(&row) = rows.get(place) {
-                top.offer(u64::from(row), (start + f32::from(sum) / table.factor) * factor);
-            }
-        });
     }
 }
 

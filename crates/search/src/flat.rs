@@ -8,7 +8,6 @@
 //! [`FlatIndex`] reads the rows from disk in blocks, so memory does not grow with the collection; [`Resident`] keeps rows and
 //! copies in memory, for who asks again and again.
 
-use std::ops::Range;
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -17,6 +16,7 @@ use tercio_data::vectors::VectorSettings;
 use tercio_engine::{Cpu, memory};
 
 use crate::error::SearchError;
+use crate::part::Part;
 use crate::top::{Hit, Top};
 
 mod piece;
@@ -118,19 +118,12 @@ pub(crate) fn fits(vectors: &Vectors, bytes: u64) -> Result<(), SearchError> {
     }
 }
 
-/// The best of several searches over different rows, as of ranks that have some shards each.
-pub fn merged(parts: impl IntoIterator<Item = Vec<Hit>>, depth: usize) -> Vec<Hit> {
-    let mut top = Top::new(depth);
-    parts.into_iter().flatten().for_each(|hit| top.offer(hit.row, hit.score));
-    top.into_sorted()
-}
-
 /// Exact search over a folder of vectors, read from disk in blocks.
 #[derive(Debug)]
 pub struct FlatIndex {
     vectors: Vectors,
     metric: Metric,
-    shards: Range<usize>,
+    part: Part,
 }
 
 impl FlatIndex {
@@ -144,15 +137,12 @@ impl FlatIndex {
 
     /// Of vectors that are open.
     pub fn of(vectors: Vectors, metric: Metric) -> FlatIndex {
-        let shards = 0..vectors.shards();
-        FlatIndex { vectors, metric, shards }
+        FlatIndex { vectors, metric, part: Part::WHOLE }
     }
 
-    /// Searches some shards only, as one of several ranks does; [`merged`] makes one answer of all. Shards that are not there are
-    /// left out.
-    pub fn only(self, shards: Range<usize>) -> FlatIndex {
-        let end = shards.end.min(self.vectors.shards());
-        FlatIndex { shards: shards.start.min(end)..end, ..self }
+    /// Searches a part of the rows only.
+    pub fn only(self, part: Part) -> FlatIndex {
+        FlatIndex { part, ..self }
     }
 
     /// The vectors.
@@ -165,7 +155,7 @@ impl FlatIndex {
         self.metric
     }
 
-    /// The `depth` best rows for every query, best first; all rows where there are not so many. `queries`: rows of the vectors' dimension.
+    /// The `depth` best of its rows for every query, best first; all of them where there are not so many. `queries`: rows of the vectors' dimension.
     /// Memory: a block of 8192 rows and their copies, the queries and their copies, and twice `depth` hits a query. `stop` is asked before
     /// every block, `progress` told the share that is done.
     ///
@@ -181,7 +171,7 @@ impl FlatIndex {
         progress: &mut dyn FnMut(f64),
     ) -> Result<Vec<Vec<Hit>>, SearchError> {
         let asked = Asked::new(cpu, queries, self.vectors.dimension(), self.metric, 0)?;
-        let places = places(&self.vectors, self.shards.clone(), ROWS)?;
+        let places = places(&self.vectors, self.part.rows(self.vectors.len()), ROWS)?;
         let mut tops = scan::tops(asked.count(), depth, self.vectors.len());
         let screened = asked.count() >= FEW;
         for (n, block) in places.chunks(PIECES).enumerate() {
@@ -198,20 +188,21 @@ impl FlatIndex {
         Ok(tops.into_iter().map(Top::into_sorted).collect())
     }
 
-    /// Bytes of memory that [`FlatIndex::load`] takes: the rows as they are stored and a byte a number, 12 to 16 bytes a row.
+    /// Bytes of memory that [`FlatIndex::load`] takes: its rows as they are stored and a byte a number, 12 to 16 bytes a row.
     pub fn resident_bytes(&self) -> u64 {
         let settings = self.vectors.settings();
         let row = settings.dimension as u64 * (settings.dtype.bytes() as u64 + 1) + 16;
-        self.vectors.len().saturating_mul(row)
+        let rows = self.part.rows(self.vectors.len());
+        (rows.end - rows.start).saturating_mul(row)
     }
 
-    /// Reads all rows into memory.
+    /// Reads its rows into memory.
     ///
     /// # Errors
     /// Vectors that do not fit; as [`FlatIndex::search`].
     pub fn load(self, cpu: &Cpu, stop: &(dyn Fn() -> bool + Sync)) -> Result<Resident, SearchError> {
         fits(&self.vectors, self.resident_bytes())?;
-        let places = places(&self.vectors, self.shards.clone(), RESIDENT_ROWS)?;
+        let places = places(&self.vectors, self.part.rows(self.vectors.len()), RESIDENT_ROWS)?;
         let read = |place: &Place| match stop() {
             true => Err(SearchError::Stopped),
             false => Piece::read(cpu, &self.vectors, place, self.metric, true),

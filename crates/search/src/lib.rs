@@ -11,10 +11,12 @@ pub mod fusion;
 pub mod manifest;
 pub mod max_sim;
 pub mod output;
+pub mod part;
 pub mod plaid;
 pub mod ranking;
 pub mod significance;
 mod top;
 
 pub use error::SearchError;
+pub use part::Part;
 pub use top::{Hit, Top};

@@ -23,6 +23,7 @@ use tercio_engine::cpu::late::Buckets;
 use crate::compressed::lists::read_numbers;
 use crate::error::SearchError;
 use crate::manifest::Manifest;
+use crate::part::Part;
 
 mod build;
 mod change;
@@ -86,6 +87,7 @@ pub struct PlaidIndex {
     pieces: Vec<Piece>,
     deleted: Rows,
     total: u64,
+    part: Part,
 }
 
 /// A set of rows: those of a filter, or those that are deleted.
@@ -228,7 +230,13 @@ impl PlaidIndex {
                 Rows::of(rows)
             }
         };
-        Ok(PlaidIndex { manifest, settings, centroids, buckets, pieces, deleted, total })
+        let part = Part::WHOLE;
+        Ok(PlaidIndex { manifest, settings, centroids, buckets, pieces, deleted, total, part })
+    }
+
+    /// Searches a part of the documents only.
+    pub fn only(self, part: Part) -> PlaidIndex {
+        PlaidIndex { part, ..self }
     }
 
     /// What the folder says of itself.

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use tercio_data::{Passages, draw};
-use tercio_search::Hit;
 use tercio_search::bm25::{
     Analyzer, Bm25Constants, Bm25Index, Bm25Settings, Fields, LEAST_MEMORY, MOST_SEGMENTS,
 };
 use tercio_search::manifest::{MANIFEST, Manifest};
+use tercio_search::part::merged;
+use tercio_search::{Hit, Part};
 
 const MEMORY: u64 = 256 << 20;
 
@@ -138,6 +139,17 @@ proptest! {
         let queries = queries(seed, words);
         let found = search(&index, &queries, depth);
         prop_assert_eq!(bits(&found), bits(&index.search_all(&queries, depth).unwrap()));
+        for of in [2, 5] {
+            let mut parts = Vec::new();
+            for number in 0..of {
+                index = index.only(Part::of(number, of));
+                parts.push(search(&index, &queries, depth));
+            }
+            index = index.only(Part::WHOLE);
+            let all: Vec<Vec<Hit>> =
+                (0..queries.len()).map(|q| merged(parts.iter().map(|p| p[q].clone()), depth)).collect();
+            prop_assert_eq!(bits(&all), bits(&found), "{} parts", of);
+        }
         for (query, hits) in queries.iter().zip(&found) {
             let scores = plain_scores(&texts, query, index.constants());
             let having = scores.iter().filter(|s| **s > 0.0).count();
@@ -174,7 +186,15 @@ proptest! {
         let parts = Bm25Index::open(&place.path("parts"), None).unwrap();
         for depth in [1, 10, 1000] {
             let queries = queries(seed, 40);
-            prop_assert_eq!(bits(&search(&whole, &queries, depth)), bits(&search(&parts, &queries, depth)));
+            let want = bits(&search(&whole, &queries, depth));
+            prop_assert_eq!(&want, &bits(&search(&parts, &queries, depth)));
+            // The border of two parts lies in a segment, and each part has some.
+            let [first, second] = [0, 1].map(|n| {
+                let index = Bm25Index::open(&place.path("parts"), None).unwrap().only(Part::of(n, 2));
+                search(&index, &queries, depth)
+            });
+            let both = first.into_iter().zip(second).map(|(one, two)| merged([one, two], depth));
+            prop_assert_eq!(&want, &bits(&both.collect::<Vec<_>>()));
         }
     }
 }

@@ -14,7 +14,8 @@ use tercio_engine::cpu::Isa;
 use tercio_search::compressed::{CompressedIndex, CompressedOptions, CompressedReport, CompressedSearch};
 use tercio_search::flat::{FlatIndex, Metric};
 use tercio_search::manifest::{Collection, Manifest};
-use tercio_search::{Hit, SearchError};
+use tercio_search::part::merged;
+use tercio_search::{Hit, Part, SearchError};
 
 mod flat_common;
 use flat_common::{clustered, settings, write};
@@ -96,6 +97,17 @@ proptest! {
         let how = CompressedSearch { depth, probes: lists, rescore: count.max(1) };
         prop_assert_eq!(&kept.search(&cpu, &asked, how, GO_ON).unwrap(), &want);
         for rescore in [0, 1] {
+            let how = CompressedSearch { depth, probes: 1, rescore };
+            let parts: Vec<CompressedIndex> = (0..3)
+                .map(|n| CompressedIndex::open(&cpu, &index_dir, rescore > 0).unwrap().only(Part::of(n, 3)))
+                .collect();
+            let together = |found: Vec<Vec<Vec<Hit>>>, kept: usize| -> Vec<Vec<Hit>> {
+                (0..5).map(|q| merged(found.iter().map(|f| f[q].clone()), kept)).collect()
+            };
+            let own = parts.iter().map(|p| p.candidates(&cpu, &asked, how, GO_ON).unwrap()).collect();
+            let all = together(own, parts[0].kept(how));
+            let own = parts.iter().map(|p| p.rescored(&cpu, &asked, &all, how, GO_ON).unwrap()).collect();
+            prop_assert_eq!(&together(own, depth), &searched(&cpu, &index_dir, &asked, depth, 1, rescore));
             for found in searched(&cpu, &index_dir, &asked, depth, 1, rescore) {
                 prop_assert_eq!(found.len(), depth.min(count));
                 let mut rows: Vec<u64> = found.iter().map(|h| h.row).collect();

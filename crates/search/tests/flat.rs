@@ -7,8 +7,9 @@ use proptest::prelude::*;
 use tercio_data::vectors::VectorDtype;
 use tercio_engine::Cpu;
 use tercio_engine::cpu::{Isa, StoredRows};
-use tercio_search::Hit;
-use tercio_search::flat::{FlatIndex, Metric, merged, read_all, same_model};
+use tercio_search::flat::{FlatIndex, Metric, read_all, same_model};
+use tercio_search::part::merged;
+use tercio_search::{Hit, Part};
 
 mod flat_common;
 use flat_common::{clustered, number, settings, write};
@@ -134,7 +135,7 @@ fn large_sets_are_cut_without_loss() {
 }
 
 #[test]
-fn shards_searched_apart_make_one_answer() {
+fn parts_searched_apart_make_one_answer() {
     let (count, dimension, depth) = (500, 8, 20);
     let dir = tempfile::tempdir().unwrap();
     let rows = clustered(3, count, dimension, 9);
@@ -142,14 +143,28 @@ fn shards_searched_apart_make_one_answer() {
     let cpu = Cpu::new(2).unwrap();
     let asked = clustered(4, 6, dimension, 9);
     let whole = on_disk(&cpu, dir.path(), Metric::Inner, &asked, depth);
-    let part = |shards| {
-        let index = FlatIndex::open(dir.path(), Metric::Inner).unwrap().only(shards);
-        index.search(&cpu, &asked, depth, GO_ON, &mut |_| {}).unwrap()
-    };
-    let parts = [part(0..2), part(2..7), part(7..99), part(50..60)];
-    assert!(parts[3].iter().all(Vec::is_empty), "shards that are not there have nothing");
-    for (q, whole) in whole.iter().enumerate() {
-        assert_eq!(&merged(parts.iter().map(|p| p[q].clone()), depth), whole);
+    let index = FlatIndex::open(dir.path(), Metric::Inner).unwrap();
+    let in_memory_of_all = index.load(&cpu, &|| false).unwrap().bytes();
+    // Within a shard, over the borders of shards, more parts than rows.
+    for of in [1, 2, 7, 600] {
+        let part = |number| {
+            let index = FlatIndex::open(dir.path(), Metric::Inner).unwrap().only(Part::of(number, of));
+            let found = index.search(&cpu, &asked, depth, GO_ON, &mut |_| {}).unwrap();
+            let own = Part::of(number, of).rows(count as u64);
+            assert!(found.iter().flatten().all(|hit| own.contains(&hit.row)));
+            let kept = index.load(&cpu, &|| false).unwrap();
+            assert!(
+                kept.bytes() * (of.min(8) as u64).div_ceil(2) <= in_memory_of_all,
+                "{number} of {of}: {}",
+                kept.bytes()
+            );
+            assert_eq!(kept.search(&cpu, &asked, depth, GO_ON).unwrap(), found);
+            found
+        };
+        let parts: Vec<_> = (0..of).map(part).collect();
+        for (q, whole) in whole.iter().enumerate() {
+            assert_eq!(&merged(parts.iter().map(|p| p[q].clone()), depth), whole, "{of} parts");
+        }
     }
     let all = read_all(&vectors).unwrap();
     assert!(all.iter().zip(&rows).all(|(a, b)| (a - b).abs() < 1e-3) && all.len() == rows.len());

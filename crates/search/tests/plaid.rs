@@ -11,8 +11,9 @@ use tercio_engine::Cpu;
 use tercio_engine::cpu::late::QueryTokens;
 use tercio_search::manifest::{Collection, Manifest};
 use tercio_search::max_sim::MaxSim;
+use tercio_search::part::merged;
 use tercio_search::plaid::{PlaidIndex, PlaidOptions, PlaidReport, PlaidSearch, Rows};
-use tercio_search::{Hit, SearchError};
+use tercio_search::{Hit, Part, SearchError};
 
 mod tokens_common;
 use tokens_common::{documents, lengths, tokens};
@@ -93,6 +94,16 @@ proptest! {
             prop_assert_eq!(&found, &want, "no document but those without vectors is left out");
         }
         let how = PlaidSearch { depth, probes: 1, candidates: 1, only: None };
+        let want = index.search(&cpu, &queries, how, &GO_ON).unwrap();
+        let parts: Vec<PlaidIndex> =
+            (0..3).map(|n| PlaidIndex::open(dir.path()).unwrap().only(Part::of(n, 3))).collect();
+        let together = |found: Vec<Vec<Vec<Hit>>>, kept: usize| -> Vec<Vec<Hit>> {
+            (0..3).map(|q| merged(found.iter().map(|f| f[q].clone()), kept)).collect()
+        };
+        let own = parts.iter().map(|p| p.candidates(&cpu, &queries, how, &GO_ON).unwrap()).collect();
+        let all = together(own, how.kept());
+        let own = parts.iter().map(|p| p.scored(&cpu, &queries, &all, depth, &GO_ON).unwrap()).collect();
+        prop_assert_eq!(&together(own, depth), &want);
         for (found, query) in index.search(&cpu, &queries, how, &GO_ON).unwrap().iter().zip(&queries) {
             let own = over_own_vectors(&cpu, &index, &gone, query, usize::MAX);
             prop_assert_eq!(found.len(), depth.min(own.len()));

@@ -7,6 +7,7 @@
 //! finder.passages().get(hit.row as usize)                            the passage of a row, with its id
 //! queries::Queries::open(path, cache)                                questions of a file, whatever its form
 //! search_among(world, &finder, &queries, depth, stop, each)          the same by all ranks; rank 0 has it all
+//! search_parts(world, &finder, &questions, depth, stop)               by ranks that have opened a part of the index each
 //! write_found_among(world, &finder, &queries, &settings, out, ..)    and into a file: FiD's JSON, JSON lines, a TREC run
 //! ```
 //!
@@ -19,18 +20,21 @@ use tercio_engine::Cpu;
 use tercio_search::bm25::{self, Bm25Constants, Bm25Index, Bm25Settings, Progress};
 use tercio_search::manifest::Manifest;
 use tercio_search::plaid;
-use tercio_search::{Hit, SearchError};
+use tercio_search::{Hit, Part, SearchError};
 
 use crate::error::TrainError;
 use crate::scratch::ScratchFolder;
 
 mod dense;
 mod late;
+mod parts;
 pub mod queries;
 mod ranks;
+mod wire;
 
 pub use dense::{Dense, DenseSettings, FLAT, FlatSettings, append_compressed, build_flat, collection_of};
 pub use late::{Late, append_late, build_late, delete_late, read_ids};
+pub use parts::search_parts;
 pub use ranks::{FoundReport, FoundSettings, search_among, write_found_among};
 
 /// How often an index is opened that is replaced meanwhile.
@@ -51,7 +55,12 @@ pub struct FindSettings {
     pub dense: DenseSettings,
     /// File of the ids of the passages that may be found, one a line; of an index of late interaction.
     pub only: Option<PathBuf>,
+    /// The part of the index that is looked at: see [`search_parts`].
+    pub part: Part,
 }
+
+/// What a search does between its halves: candidates for each question and how many of them are kept, for those of all parts.
+pub(crate) type Exchange<'a> = &'a mut dyn FnMut(Vec<Vec<Hit>>, usize) -> Result<Vec<Vec<Hit>>, TrainError>;
 
 /// An open index of any kind.
 pub enum AnyIndex {
@@ -107,7 +116,7 @@ impl AnyIndex {
                     given.check().map_err(|e| TrainError::Options(e.to_string()))?;
                     index.set_constants(given)?;
                 }
-                Ok(AnyIndex::Bm25(Box::new(index)))
+                Ok(AnyIndex::Bm25(Box::new(index.only(settings.part))))
             }
             kind if dense::is_dense(kind) || kind == plaid::KIND => {
                 let device = device.ok_or_else(|| {
@@ -120,11 +129,16 @@ impl AnyIndex {
                     return Err(TrainError::Options(what.into()));
                 }
                 if kind == plaid::KIND {
-                    let only = settings.only.as_deref();
-                    let late = Late::open(device, dir, manifest, &settings.dense, only)?;
+                    let late = Late::open(device, dir, manifest, settings)?;
                     return Ok(AnyIndex::Late(Box::new(late)));
                 }
-                Ok(AnyIndex::Dense(Box::new(Dense::open(device, dir, manifest, &settings.dense)?)))
+                Ok(AnyIndex::Dense(Box::new(Dense::open(
+                    device,
+                    dir,
+                    manifest,
+                    &settings.dense,
+                    settings.part,
+                )?)))
             }
             other => Err(TrainError::Unusable(format!(
                 "{}: an index of kind {other:?}, which this version of Tercio does not know; it knows bm25, flat, compressed and plaid",
@@ -142,7 +156,7 @@ impl AnyIndex {
         }
     }
 
-    /// The best `depth` passages for each question, best first. BM25 finds passages with a word of the question only, so there may be fewer.
+    /// The best `depth` passages for each question among those of the index's part, best first. BM25 finds passages with a word of the question only, so there may be fewer.
     ///
     /// # Errors
     /// Damage; [`TrainError::Stopped`].
@@ -152,10 +166,21 @@ impl AnyIndex {
         depth: usize,
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Vec<Hit>>, TrainError> {
+        self.search_with(questions, depth, stop, &mut |candidates, _| Ok(candidates))
+    }
+
+    /// The same; an index whose search has two halves asks `exchange` in between.
+    pub(crate) fn search_with<S: AsRef<str> + Sync>(
+        &self,
+        questions: &[S],
+        depth: usize,
+        stop: &(dyn Fn() -> bool + Sync),
+        exchange: Exchange<'_>,
+    ) -> Result<Vec<Vec<Hit>>, TrainError> {
         match self {
             AnyIndex::Bm25(index) => Ok(index.search(questions, depth, stop)?),
-            AnyIndex::Dense(index) => index.search(questions, depth, stop),
-            AnyIndex::Late(index) => index.search(questions, depth, stop),
+            AnyIndex::Dense(index) => index.search(questions, depth, stop, exchange),
+            AnyIndex::Late(index) => index.search(questions, depth, stop, exchange),
         }
     }
 }
@@ -178,6 +203,7 @@ pub fn verify(dir: &Path, vectors: bool, stop: &dyn Fn() -> bool) -> Result<(), 
 pub struct Finder {
     index: AnyIndex,
     passages: Passages,
+    part: Part,
     /// Where the index of the passages' file lies, unless it has a folder.
     _scratch: Option<ScratchFolder>,
 }
@@ -216,12 +242,17 @@ impl Finder {
         let cache = settings.cache_dir.as_deref().or(scratch.as_ref().map(ScratchFolder::path));
         let passages = Passages::open(path, cache.unwrap_or(Path::new(".")))?;
         collection.check(dir, &passages)?;
-        Ok(Finder { index, passages, _scratch: scratch })
+        Ok(Finder { index, passages, part: settings.part, _scratch: scratch })
     }
 
     /// The index.
     pub fn index(&self) -> &AnyIndex {
         &self.index
+    }
+
+    /// The part of the index that is looked at.
+    pub fn part(&self) -> Part {
+        self.part
     }
 
     /// The collection: a hit's row is a passage of it.

@@ -11,11 +11,12 @@ use tercio_data::has_answer::AnswerMode;
 use tercio_data::replace::refuse_source;
 use tercio_data::template::TextTemplate;
 use tercio_engine::{Cpu, Device};
+use tercio_search::Part;
 use tercio_search::output::{Format, Found, ResultsFile, found_passages};
 use tercio_train::TrainError;
 use tercio_train::find::queries::{Queries, Query};
 use tercio_train::find::{
-    AnyIndex, DenseSettings, FLAT, FindSettings, Finder, FoundReport, FoundSettings, verify,
+    AnyIndex, DenseSettings, FLAT, FindSettings, Finder, FoundReport, FoundSettings, search_parts, verify,
     write_found_among,
 };
 use tercio_train::options::Precision;
@@ -87,6 +88,10 @@ pub struct Search {
     /// times --n-docs. Of an index of late interaction: passages that are scored; default: that many, and 512 at least
     #[arg(long)]
     rescore: Option<usize>,
+    /// What ranks share: the questions, or the index. Of that each then looks into a part, with --resident keeps no more, and what all find
+    /// becomes one answer. The same is found in any case
+    #[arg(long, value_enum, default_value_t = Share::Questions)]
+    share: Share,
     /// File of ids, one a line, of the passages that may be found, for an index of late interaction. Without ids nothing is
     #[arg(long)]
     only: Option<PathBuf>,
@@ -119,6 +124,14 @@ enum Form {
     Trec,
     /// The questions with `ctxs`, one a line
     Jsonl,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Share {
+    /// Each rank asks the whole index, other questions
+    Questions,
+    /// All ask all questions, each a part of the index
+    Index,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -194,6 +207,10 @@ impl Search {
                 rescore: self.rescore,
             },
             only: self.only.clone(),
+            part: match self.share {
+                Share::Questions => Part::WHOLE,
+                Share::Index => Part::of(world.rank(), world.size()),
+            },
         };
         if self.verify {
             verify(&self.index, self.rescore != Some(0), stop)?;
@@ -208,8 +225,7 @@ impl Search {
         let cache = self.cache_dir.as_deref().unwrap_or(scratch.path());
         match (&self.queries, &self.output) {
             (Some(queries), Some(output)) => self.file(world, &finder, queries, output, cache, stop),
-            _ if world.is_main() => self.print(&finder, stop),
-            _ => Ok(()),
+            _ => self.print(world, &finder, stop),
         }
     }
 
@@ -291,8 +307,20 @@ impl Search {
     }
 
     /// The questions of the command line, on stdout.
-    fn print(&self, finder: &Finder, stop: &(dyn Fn() -> bool + Sync)) -> Result<(), TrainError> {
-        let found = finder.search(&self.question, self.n_docs, stop)?;
+    fn print(
+        &self,
+        world: &World,
+        finder: &Finder,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<(), TrainError> {
+        let found = match finder.part().is_whole() {
+            false => search_parts(world, finder, &self.question, self.n_docs, stop)?,
+            true if world.is_main() => finder.search(&self.question, self.n_docs, stop)?,
+            true => return Ok(()),
+        };
+        if !world.is_main() {
+            return Ok(());
+        }
         let queries = Queries::of_texts(&self.question);
         for (i, hits) in found.iter().enumerate() {
             let Query { text, item, .. } = queries.get(i)?;

@@ -10,6 +10,8 @@
 //!
 //! A score is added up in the order of the words in any case, so its bits are those of a plain sum.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 use tercio_engine::cpu::Isa;
 use tercio_engine::cpu::weigh::CHUNK;
@@ -117,6 +119,17 @@ fn search_one(
     Ok(top.into_sorted())
 }
 
+/// The rows of a segment that are of the index's part. They begin and end with whole chunks, so that the parts meet.
+fn own_rows(index: &Bm25Index, place: Place<'_>) -> Range<usize> {
+    let (rows, first) = (index.part.rows(index.len()), place.segment.entry.first);
+    let passages = place.norms.len();
+    let within = |row: u64| match row.saturating_sub(first) {
+        row if row >= passages as u64 => passages,
+        row => row as usize / CHUNK * CHUNK,
+    };
+    within(rows.start)..within(rows.end)
+}
+
 /// The words of a segment: lists that are gone through, and after them the frequent ones.
 fn lists<'a>(
     index: &Bm25Index,
@@ -152,7 +165,14 @@ fn search_segment(
     least: f32,
     room: &mut Room,
 ) -> Result<(), SearchError> {
+    let own = own_rows(index, place);
+    if own.is_empty() {
+        return Ok(());
+    }
     let (mut cursors, frequent) = lists(index, place, isa, words)?;
+    if own.start > 0 {
+        cursors.iter_mut().try_for_each(|cursor| cursor.seek(own.start))?;
+    }
     // What the lists from each on can give together at most, without the frequent words.
     let mut rest = vec![0.0f32; cursors.len() + 1];
     for i in (0..cursors.len()).rev() {
@@ -161,7 +181,7 @@ fn search_segment(
     let mut heavy = cursors.len();
     let slack = slack(words.len());
     let passages = place.norms.len();
-    let mut end = 0;
+    let mut end = own.start;
     loop {
         let least = top.least().max(least);
         while heavy > 0 && (rest[heavy - 1] + frequent.bound) * slack < least {
@@ -170,13 +190,13 @@ fn search_segment(
         // Whether frequent words alone may do: then no list tells where to look.
         let anywhere = heavy == cursors.len() && frequent.bound > 0.0 && frequent.bound * slack >= least;
         let (heavies, lights) = cursors.split_at_mut(heavy);
-        let start = if anywhere { end } else { first_row(heavies)?.unwrap_or(passages) };
-        if start >= passages {
+        let start = if anywhere { end } else { first_row(heavies)?.unwrap_or(own.end) };
+        if start >= own.end {
             return Ok(());
         }
         // Whole chunks, so that bytes and scores meet.
         let start = start / CHUNK * CHUNK;
-        end = (start + WINDOW).min(passages);
+        end = (start + WINDOW).min(own.end);
         let mut chunks = if anywhere { u64::MAX } else { 0 };
         for cursor in heavies {
             chunks |= cursor.add(start, end, room.scores.as_flattened_mut())?;

@@ -14,6 +14,7 @@ use super::{CompressedIndex, CompressedSettings, KIND, MOST_LISTS, check_parts, 
 use crate::error::SearchError;
 use crate::flat::{Metric, fits, is_other_model, norm};
 use crate::manifest::{Collection, IndexFolder, Manifest};
+use crate::part::Part;
 
 /// Rows that are read and coded together.
 const BLOCK: usize = 8192;
@@ -163,6 +164,7 @@ impl CompressedIndex {
             settings,
             total,
             originals: Some(originals),
+            part: Part::WHOLE,
         };
         if rows > 0 {
             recall::measure(cpu, vectors, &mut index, options, &drawn, stop)?;

@@ -129,6 +129,15 @@ impl Lists {
         self.codes.get(self.blocks_from[list] * bytes..self.blocks_from[list + 1] * bytes)
     }
 
+    /// The blocks of a list that hold rows of a range: their rows, others among them, and their codes.
+    pub fn blocks_with(&self, list: usize, range: &Range<u64>) -> (&[u32], &[u8]) {
+        let (rows, codes) = (self.rows(list), self.codes(list));
+        let place = |row: u64| rows.partition_point(|&r| u64::from(r) < row);
+        let (first, end) = (place(range.start) / CODE_ROWS, place(range.end).div_ceil(CODE_ROWS));
+        let bytes = block_bytes(self.parts);
+        (&rows[first * CODE_ROWS..(end * CODE_ROWS).min(rows.len())], &codes[first * bytes..end * bytes])
+    }
+
     /// Bytes of memory.
     pub fn bytes(&self) -> u64 {
         let offsets = (self.rows_from.len() + self.blocks_from.len()) * size_of::<usize>();

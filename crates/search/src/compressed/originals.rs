@@ -1,5 +1,6 @@
 //! The vectors that an index was made of: for exact scores of what its codes found.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -35,7 +36,7 @@ impl Source {
 pub(super) struct Originals {
     folders: Vec<(u64, Vectors, Vec<Place>)>,
     metric: Metric,
-    /// All rows, where they are kept in memory.
+    /// The rows that are kept in memory.
     pieces: Vec<Piece>,
 }
 
@@ -60,20 +61,23 @@ impl Originals {
                     format!("its vectors are no longer those of the index {}; {again}", index.display());
                 return Err(SearchError::file(&source.path, what));
             }
-            let places = places(&vectors, 0..vectors.shards(), PIECE)?;
+            let places = places(&vectors, 0..vectors.len(), PIECE)?;
             folders.push((first, vectors, places));
             first += source.count;
         }
         Ok(Originals { folders, metric, pieces: Vec::new() })
     }
 
-    /// Reads all rows into memory; says how many bytes they take.
-    pub fn keep(&mut self, cpu: &Cpu) -> Result<u64, SearchError> {
+    /// Reads some rows into memory, the only ones that are asked for from now on; says how many bytes they take.
+    pub fn keep(&mut self, cpu: &Cpu, rows: Range<u64>) -> Result<u64, SearchError> {
         self.pieces.clear();
         let mut all = Vec::new();
-        for (first, vectors, places) in &self.folders {
+        for (first, vectors, _) in &self.folders {
             let row = (vectors.dimension() * vectors.settings().dtype.bytes()) as u64 + 4;
-            fits(vectors, vectors.len().saturating_mul(row))?;
+            let within = |row: u64| row.saturating_sub(*first).min(vectors.len());
+            let rows = within(rows.start)..within(rows.end);
+            fits(vectors, (rows.end - rows.start).saturating_mul(row))?;
+            let places = places(vectors, rows, PIECE)?;
             let read = |place: &Place| Piece::read(cpu, vectors, place, self.metric, false);
             let pieces: Vec<_> = cpu_run(cpu, || places.par_iter().map(read).collect());
             for piece in pieces {

@@ -64,19 +64,17 @@ impl Place {
     }
 }
 
-/// The rows of some shards, cut into pieces of at most `rows`, in order.
-pub(crate) fn places(
-    vectors: &Vectors,
-    shards: Range<usize>,
-    rows: usize,
-) -> Result<Vec<Place>, SearchError> {
+/// Some of the rows, cut into pieces of at most `most`, in order.
+pub(crate) fn places(vectors: &Vectors, rows: Range<u64>, most: usize) -> Result<Vec<Place>, SearchError> {
     let mut places = Vec::new();
     let open = Arc::new(OpenShards::default());
-    for number in shards {
+    for number in 0..vectors.shards() {
         // One that is gone is an error now, and not after half of the work.
         let shard = open.get(vectors, number)?;
-        for start in (0..shard.len()).step_by(rows) {
-            let count = rows.min(shard.len() - start);
+        let within = |row: u64| row.saturating_sub(shard.first()).min(shard.len() as u64) as usize;
+        let (first, end) = (within(rows.start), within(rows.end));
+        for start in (first..end).step_by(most) {
+            let count = most.min(end - start);
             let shards = open.clone();
             places.push(Place { shards, number, shard_first: shard.first(), start, count });
         }

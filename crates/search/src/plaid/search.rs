@@ -34,6 +34,16 @@ pub struct PlaidSearch<'a> {
     pub only: Option<&'a Rows>,
 }
 
+impl PlaidSearch<'_> {
+    /// How many candidates of a query are kept: they are scored.
+    pub fn kept(&self) -> usize {
+        match self.candidates {
+            0 => CANDIDATES.max(self.depth.saturating_mul(TIMES)),
+            given => given.max(self.depth),
+        }
+    }
+}
+
 impl PlaidIndex {
     /// The best documents for every query (the vectors of its tokens, one after the other), best first: `depth` of them, or all that have
     /// vectors where the index, or `only`, has fewer. `stop` is asked before every query.
@@ -47,57 +57,113 @@ impl PlaidIndex {
         how: PlaidSearch<'_>,
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Vec<Hit>>, SearchError> {
+        let of = |_: usize, query: &QueryTokens| {
+            self.scores_of(cpu, query, &self.candidates_of(cpu, query, how), how.depth)
+        };
+        self.each(cpu, queries, &of, stop)
+    }
+
+    /// The first half of a search: [`PlaidSearch::kept`] rows for every query with the best estimates.
+    ///
+    /// # Errors
+    /// As [`PlaidIndex::search`].
+    pub fn candidates(
+        &self,
+        cpu: &Cpu,
+        queries: &[&[f32]],
+        how: PlaidSearch<'_>,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Vec<Hit>>, SearchError> {
+        self.each(cpu, queries, &|_, query| Ok(self.candidates_of(cpu, query, how)), stop)
+    }
+
+    /// The second half: the best of the candidates by their scores. Candidates that are no rows of the index's part are another rank's.
+    ///
+    /// # Errors
+    /// As [`PlaidIndex::search`].
+    pub fn scored(
+        &self,
+        cpu: &Cpu,
+        queries: &[&[f32]],
+        candidates: &[Vec<Hit>],
+        depth: usize,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Vec<Hit>>, SearchError> {
+        let of = |n: usize, query: &QueryTokens| self.scores_of(cpu, query, &candidates[n], depth);
+        self.each(cpu, queries, &of, stop)
+    }
+
+    /// Does something for every query, on all threads; `of` is told its number.
+    fn each(
+        &self,
+        cpu: &Cpu,
+        queries: &[&[f32]],
+        of: &(dyn Fn(usize, &QueryTokens) -> Result<Vec<Hit>, SearchError> + Sync),
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Vec<Hit>>, SearchError> {
         let asked = asked(queries, self.settings.dimension)?;
-        let of = |query: &QueryTokens| match stop() {
+        let one = |(n, query): (usize, &QueryTokens)| match stop() {
             true => Err(SearchError::Stopped),
-            false => self.search_one(cpu, query, how),
+            false => of(n, query),
         };
         let found: Vec<Result<Vec<Hit>, SearchError>> =
-            cpu_run(cpu, || asked.par_iter().with_max_len(1).map(of).collect());
+            cpu_run(cpu, || asked.par_iter().enumerate().with_max_len(1).map(one).collect());
         found.into_iter().collect()
     }
 
-    fn search_one(
+    /// The candidates of a query among the rows of the index's part, with their estimates; 0 where all are wanted.
+    fn candidates_of(&self, cpu: &Cpu, query: &QueryTokens, how: PlaidSearch<'_>) -> Vec<Hit> {
+        let allowed = |row: u32| !self.deleted.has(row) && how.only.is_none_or(|only| only.has(row));
+        let kept = how.kept();
+        let most = how.only.map_or(usize::MAX, Rows::len).min(self.len() as usize);
+        if how.depth == 0 || most == 0 {
+            return Vec::new();
+        }
+        let all_alike = |mut rows: Vec<u32>| {
+            let own = self.part.rows(self.total);
+            rows.retain(|row| own.contains(&u64::from(*row)));
+            rows.into_iter().map(|row| Hit { row: u64::from(row), score: 0.0 }).collect()
+        };
+        // Few documents of a filter: all of them are scored, and no list is needed.
+        if most <= kept {
+            return all_alike(self.all(allowed));
+        }
+        let scores = cpu.products_of_lanes(query, &self.centroids);
+        let probes = if how.probes == 0 { PROBES } else { how.probes };
+        // Of the whole index: whether the lists hold enough does not hang on the part.
+        let mut found = self.probed(cpu, query, &scores, probes, &allowed);
+        if found.len() < how.depth.min(most) {
+            // The lists hold too few.
+            found = self.all(allowed);
+        }
+        match found.len() > kept {
+            true => self.estimated(cpu, query, &scores, &found, kept),
+            false => all_alike(found),
+        }
+    }
+
+    /// The best of the candidates that are of the index's part.
+    fn scores_of(
         &self,
         cpu: &Cpu,
         query: &QueryTokens,
-        how: PlaidSearch<'_>,
+        candidates: &[Hit],
+        depth: usize,
     ) -> Result<Vec<Hit>, SearchError> {
-        let allowed = |row: u32| !self.deleted.has(row) && how.only.is_none_or(|only| only.has(row));
-        let candidates = match how.candidates {
-            0 => CANDIDATES.max(how.depth.saturating_mul(TIMES)),
-            given => given.max(how.depth),
-        };
-        let most = how.only.map_or(usize::MAX, Rows::len).min(self.len() as usize);
-        if how.depth == 0 || most == 0 {
-            return Ok(Vec::new());
-        }
-        // Few documents of a filter: all of them are scored, and no list is needed.
-        let mut chosen = Vec::new();
-        if most <= candidates {
-            chosen = self.all(allowed);
-        } else {
-            let scores = cpu.products_of_lanes(query, &self.centroids);
-            let probes = if how.probes == 0 { PROBES } else { how.probes };
-            let mut found = self.probed(cpu, query, &scores, probes, &allowed);
-            if found.len() < how.depth.min(most) {
-                // The lists hold too few.
-                found = self.all(allowed);
-            }
-            if found.len() > candidates {
-                found = self.estimated(cpu, query, &scores, &found, candidates);
-            }
-            chosen.extend(found);
-        }
         let score = |(best, rows): &mut (Vec<f32>, Vec<f32>), row: &u32| -> Result<Hit, SearchError> {
             best.clear();
             best.resize(query.lanes(), f32::NEG_INFINITY);
             self.each_part(cpu, *row, rows, |rows| cpu.raise_to_products(query, rows, best));
             Ok(Hit { row: u64::from(*row), score: finite(query.sum(best), u64::from(*row))? })
         };
+        let own = self.part.rows(self.total);
+        let chosen = candidates.iter().filter(|hit| own.contains(&hit.row)).map(|hit| hit.row as u32);
+        // In the order in which they lie.
+        let mut chosen: Vec<u32> = chosen.collect();
+        chosen.sort_unstable();
         let hits: Vec<Result<Hit, SearchError>> =
             chosen.par_iter().with_min_len(8).map_init(Default::default, score).collect();
-        let mut top = Top::new(how.depth);
+        let mut top = Top::new(depth);
         for hit in hits {
             let hit = hit?;
             top.offer(hit.row, hit.score);
@@ -134,7 +200,7 @@ impl PlaidIndex {
         found.iter().filter(|row| allowed(*row)).collect()
     }
 
-    /// The `count` rows with the best estimates, ascending.
+    /// The `count` rows of the index's part with the best estimates, best first.
     fn estimated(
         &self,
         cpu: &Cpu,
@@ -142,7 +208,10 @@ impl PlaidIndex {
         scores: &[f32],
         rows: &[u32],
         count: usize,
-    ) -> Vec<u32> {
+    ) -> Vec<Hit> {
+        let own = self.part.rows(self.total);
+        let place = |row: u64| rows.partition_point(|r| u64::from(*r) < row);
+        let rows = &rows[place(own.start)..place(own.end)];
         let (lanes, tokens) = (query.lanes(), query.tokens());
         let table = table(scores, lanes, tokens);
         let of = |rows: &[u32]| -> Vec<u32> {
@@ -153,14 +222,12 @@ impl PlaidIndex {
             rows.iter().map(estimate).collect()
         };
         let estimates: Vec<Vec<u32>> = rows.par_chunks(TOGETHER).map(of).collect();
-        let mut order: Vec<(u32, u32)> = estimates.into_iter().flatten().zip(rows.iter().copied()).collect();
-        let better = |a: &(u32, u32), b: &(u32, u32)| b.0.cmp(&a.0).then(a.1.cmp(&b.1));
-        if count < order.len() && count > 0 {
-            order.select_nth_unstable_by(count - 1, better);
+        let mut top = Top::new(count);
+        for (estimate, row) in estimates.into_iter().flatten().zip(rows) {
+            // Sums of some thousand bytes: f32 has them all.
+            top.offer(u64::from(*row), estimate as f32);
         }
-        let mut chosen: Vec<u32> = order.into_iter().take(count).map(|(_, row)| row).collect();
-        chosen.sort_unstable();
-        chosen
+        top.into_sorted()
     }
 
     /// Puts the vectors of a row together, a few at a time, so that they are in the first cache when they are looked at.

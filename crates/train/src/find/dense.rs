@@ -12,7 +12,9 @@ use tercio_search::compressed::{
 };
 use tercio_search::flat::{FlatIndex, Metric, Resident};
 use tercio_search::manifest::{Collection, IndexFolder, Manifest};
-use tercio_search::{Hit, SearchError};
+use tercio_search::{Hit, Part, SearchError};
+
+use super::Exchange;
 
 use crate::embed::{Embedder, TextEncoder, WINDOW};
 use crate::error::TrainError;
@@ -210,7 +212,7 @@ impl Index {
 }
 
 impl Dense {
-    /// Opens an index of vectors and its model.
+    /// Opens an index of vectors, or a part of it, and its model.
     ///
     /// # Errors
     /// No model, or another than that of the vectors; vectors that are gone or changed; damage.
@@ -219,6 +221,7 @@ impl Dense {
         dir: &Path,
         manifest: Manifest,
         settings: &DenseSettings,
+        part: Part,
     ) -> Result<Dense, TrainError> {
         let (index, model, fingerprint, dimension) = match manifest.kind.as_str() {
             FLAT => {
@@ -238,11 +241,11 @@ impl Dense {
                     return Err(TrainError::Options(what.into()));
                 }
                 let dimension = vectors.dimension();
-                let index = Index::Flat(FlatIndex::of(vectors, flat.metric));
+                let index = Index::Flat(FlatIndex::of(vectors, flat.metric).only(part));
                 (index, flat.model, flat.model_fingerprint, dimension)
             }
             _ => {
-                let index = CompressedIndex::open(device, dir, settings.rescore != Some(0))?;
+                let index = CompressedIndex::open(device, dir, settings.rescore != Some(0))?.only(part);
                 let of = index.settings();
                 let (model, fingerprint) = (of.model.clone(), of.model_fingerprint.clone());
                 let dimension = of.dimension;
@@ -313,6 +316,7 @@ impl Dense {
         questions: &[S],
         depth: usize,
         stop: &(dyn Fn() -> bool + Sync),
+        exchange: Exchange<'_>,
     ) -> Result<Vec<Vec<Hit>>, TrainError> {
         let encoder = TextEncoder {
             device: &self.device,
@@ -329,7 +333,7 @@ impl Dense {
             let texts: Vec<String> = window.iter().map(|q| self.template.of_question(q.as_ref())).collect();
             let rows = self.device.run(|| encoder.rows(&texts, &stop))?.ok_or(TrainError::Stopped)?;
             self.device.trim();
-            found.extend(self.ask(&rows.values, depth, stop)?);
+            found.extend(self.ask(&rows.values, depth, stop, exchange)?);
         }
         // What is found is put beside the questions one by one.
         if found.len() != questions.len() {
@@ -344,14 +348,17 @@ impl Dense {
         rows: &[f32],
         depth: usize,
         stop: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Vec<Vec<Hit>>, SearchError> {
+        exchange: Exchange<'_>,
+    ) -> Result<Vec<Vec<Hit>>, TrainError> {
         match &self.index {
-            Index::Flat(index) => index.search(&self.device, rows, depth, &stop, &mut |_| {}),
-            Index::Resident(index) => index.search(&self.device, rows, depth, &stop),
+            Index::Flat(index) => Ok(index.search(&self.device, rows, depth, &stop, &mut |_| {})?),
+            Index::Resident(index) => Ok(index.search(&self.device, rows, depth, &stop)?),
             Index::Compressed(index) => {
                 let rescore = self.settings.rescore.unwrap_or(depth.saturating_mul(4));
                 let how = CompressedSearch { depth, probes: self.settings.probes, rescore };
-                index.search(&self.device, rows, how, &stop)
+                let own = index.candidates(&self.device, rows, how, &stop)?;
+                let all = exchange(own, index.kept(how))?;
+                Ok(index.rescored(&self.device, rows, &all, how, &stop)?)
             }
         }
     }

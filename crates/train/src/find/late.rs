@@ -12,7 +12,7 @@ use tercio_search::manifest::{Collection, IndexFolder, Manifest};
 use tercio_search::plaid::{PlaidIndex, PlaidOptions, PlaidReport, PlaidSearch, Rows};
 use tercio_search::{Hit, SearchError};
 
-use super::DenseSettings;
+use super::{DenseSettings, Exchange, FindSettings};
 use crate::colbert::{ColbertEncoder, ColbertModel, TextTokens, TokenPooling};
 use crate::embed::WINDOW;
 use crate::error::TrainError;
@@ -36,8 +36,8 @@ pub struct Late {
 }
 
 impl Late {
-    /// Opens an index and its model; with `only`, a file of ids, one a line, for searches that find these passages alone. Ids that the
-    /// index does not have are counted and said.
+    /// Opens an index, or a part of it, and its model; with `only`, a file of ids, one a line, for searches that find these passages alone.
+    /// Ids that the index does not have are counted and said.
     ///
     /// # Errors
     /// No model, or another than that of the vectors; settings that do not go with the kind; damage.
@@ -45,9 +45,9 @@ impl Late {
         device: &Cpu,
         dir: &Path,
         manifest: Manifest,
-        settings: &DenseSettings,
-        only: Option<&Path>,
+        settings: &FindSettings,
     ) -> Result<Late, TrainError> {
+        let (only, part, settings) = (settings.only.as_deref(), settings.part, &settings.dense);
         if settings.resident {
             let what = "--resident is for indexes of one vector a passage; the files of this one are mapped into memory";
             return Err(TrainError::Options(what.into()));
@@ -56,7 +56,7 @@ impl Late {
             let what = "--rescore 0: an index of late interaction has no scores but those of the passages that are scored";
             return Err(TrainError::Options(what.into()));
         }
-        let index = PlaidIndex::of_manifest(dir, manifest)?;
+        let index = PlaidIndex::of_manifest(dir, manifest)?.only(part);
         let of = index.settings();
         let named = if of.model.is_empty() { "a model that is not known" } else { &of.model };
         let Some(name) = &settings.model else {
@@ -123,6 +123,7 @@ impl Late {
         questions: &[S],
         depth: usize,
         stop: &(dyn Fn() -> bool + Sync),
+        exchange: Exchange<'_>,
     ) -> Result<Vec<Vec<Hit>>, TrainError> {
         let loaded = &self.model.loaded;
         let encoder = ColbertEncoder {
@@ -151,7 +152,9 @@ impl Late {
                 queries.push(query);
                 rest = others;
             }
-            found.extend(self.index.search(&self.device, &queries, how, stop)?);
+            let own = self.index.candidates(&self.device, &queries, how, stop)?;
+            let all = exchange(own, how.kept())?;
+            found.extend(self.index.scored(&self.device, &queries, &all, depth, stop)?);
         }
         Ok(found)
     }

@@ -1,4 +1,5 @@
-//! A search by all ranks: they take blocks of questions in turn, rank 0 gets what is found in the order of the questions.
+//! A search by all ranks: they take blocks of questions in turn, rank 0 gets what is found in the order of the questions. Where each rank
+//! has a part of the index, all of them search for every block, and take the writing of the blocks in turn.
 //!
 //! Blocks are the same whatever the number of ranks, so what is found is, too.
 
@@ -15,7 +16,9 @@ use tercio_search::Hit;
 use tercio_search::output::{Format, Found, ResultsFile, found_passages};
 
 use super::Finder;
+use super::parts::search_parts;
 use super::queries::{Queries, Query};
+use super::wire::{bytes_of, hits_of, joined, parted, strange};
 use crate::error::TrainError;
 
 /// Questions that are asked together.
@@ -49,7 +52,7 @@ pub struct FoundReport {
     pub search_seconds: f64,
 }
 
-/// Asks all questions by all ranks, each of which has opened the same index and the same questions. On rank 0 `each` gets every
+/// Asks all questions by all ranks, each of which has opened the same index, or its part of it, and the same questions. On rank 0 `each` gets every
 /// question's number with what was found, in order; the others' is not called. Once `stop` is true on any rank all end.
 ///
 /// # Errors
@@ -62,11 +65,9 @@ pub fn search_among(
     stop: &(dyn Fn() -> bool + Sync),
     each: &mut dyn FnMut(usize, Vec<Hit>) -> Result<(), TrainError>,
 ) -> Result<(), TrainError> {
-    let work = |block: Range<usize>| {
-        let (_, found) = ask(finder, queries, block, depth, stop, &Cell::new(0.0))?;
-        Ok(found.iter().map(|hits| bytes_of(hits)).collect())
-    };
-    among(world, queries.len(), &work, &mut |i, rank, bytes| each(i, hits_of(&bytes, rank)?))
+    let find = |round: &[Range<usize>]| ask(world, finder, queries, round, depth, stop, &Cell::new(0.0));
+    let work = |(_, found): Asked| Ok(found.iter().map(|hits| bytes_of(hits)).collect());
+    among(world, queries.len(), &find, &work, &mut |i, rank, bytes| each(i, hits_of(&bytes, rank)?))
 }
 
 /// As [`search_among`], and writes what was found: ranks read the passages of their questions and look for answers in them, rank 0 puts
@@ -91,8 +92,8 @@ pub fn write_found_among(
         }
     }
     let seconds = Cell::new(0.0);
-    let work = |block: Range<usize>| {
-        let (asked, found) = ask(finder, queries, block, settings.depth, stop, &seconds)?;
+    let find = |round: &[Range<usize>]| ask(world, finder, queries, round, settings.depth, stop, &seconds);
+    let work = |(asked, found): Asked| {
         let render = |(query, hits): (Query, Vec<Hit>)| {
             if stop() {
                 return Err(TrainError::Stopped);
@@ -105,7 +106,7 @@ pub fn write_found_among(
         asked.into_par_iter().zip(found).map(render).collect()
     };
     let mut report = FoundReport::default();
-    among(world, queries.len(), &work, &mut |_, rank, bytes| {
+    among(world, queries.len(), &find, &work, &mut |_, rank, bytes| {
         let (count, rendered) = bytes.split_first_chunk::<8>().ok_or_else(|| strange(rank))?;
         let count = u64::from_le_bytes(*count);
         report.questions += 1;
@@ -149,36 +150,54 @@ fn render(
     Ok(settings.format.render(&Found { question: query.item, passages }, &settings.tag)?)
 }
 
-/// The questions of a block, and what is found for them.
+/// Questions, and what is found for them.
+type Asked = (Vec<Query>, Vec<Vec<Hit>>);
+
+/// The questions of this rank's block of a round, and what is found for them; nothing where the round has no block for it.
 fn ask(
+    world: &World,
     finder: &Finder,
     queries: &Queries,
-    block: Range<usize>,
+    round: &[Range<usize>],
     depth: usize,
     stop: &(dyn Fn() -> bool + Sync),
     seconds: &Cell<f64>,
-) -> Result<(Vec<Query>, Vec<Vec<Hit>>), TrainError> {
-    let asked: Vec<Query> = block.map(|i| queries.get(i)).collect::<Result<_, _>>()?;
-    let texts: Vec<&str> = asked.iter().map(|query| query.text.as_str()).collect();
-    let since = Instant::now();
-    let found = finder.search(&texts, depth, stop)?;
-    seconds.set(seconds.get() + since.elapsed().as_secs_f64());
-    Ok((asked, found))
+) -> Result<Asked, TrainError> {
+    let mut own = Asked::default();
+    for (rank, block) in round.iter().enumerate() {
+        let whole = finder.part().is_whole();
+        if whole && rank != world.rank() {
+            continue;
+        }
+        let asked: Vec<Query> = block.clone().map(|i| queries.get(i)).collect::<Result<_, _>>()?;
+        let texts: Vec<&str> = asked.iter().map(|query| query.text.as_str()).collect();
+        let since = Instant::now();
+        let found = match whole {
+            true => finder.search(&texts, depth, stop)?,
+            false => search_parts(world, finder, &texts, depth, stop)?,
+        };
+        seconds.set(seconds.get() + since.elapsed().as_secs_f64());
+        if rank == world.rank() {
+            own = (asked, found);
+        }
+    }
+    Ok(own)
 }
 
-/// Ranks do the blocks of `count` questions in turn; on rank 0 `each` gets what came of every question, and the rank that did it.
+/// Ranks do the blocks of `count` questions in turn: what `find` gives of a round, `work` makes ready. On rank 0 `each` gets what came of
+/// every question, and the rank that did it.
 fn among(
     world: &World,
     count: usize,
-    work: &dyn Fn(Range<usize>) -> Result<Vec<Vec<u8>>, TrainError>,
+    find: &dyn Fn(&[Range<usize>]) -> Result<Asked, TrainError>,
+    work: &dyn Fn(Asked) -> Result<Vec<Vec<u8>>, TrainError>,
     each: &mut dyn FnMut(usize, usize, Vec<u8>) -> Result<(), TrainError>,
 ) -> Result<(), TrainError> {
     let blocks: Vec<_> = (0..count).step_by(BLOCK).map(|start| start..(start + BLOCK).min(count)).collect();
     for round in blocks.chunks(world.size()) {
-        let own = match round.get(world.rank()).map(|block| work(block.clone())) {
-            None => Some(Vec::new()),
-            Some(Err(TrainError::Stopped)) => None,
-            Some(done) => Some(done?),
+        let own = match find(round).and_then(work) {
+            Err(TrainError::Stopped) => None,
+            done => Some(done?),
         };
         if world.all_gather_bytes(vec![u8::from(own.is_none())])?.concat().contains(&1) {
             return Err(TrainError::Stopped);
@@ -207,59 +226,4 @@ fn among(
     }
     // Nobody is done before rank 0 has everything.
     Ok(world.barrier()?)
-}
-
-fn strange(rank: usize) -> CommError {
-    CommError::Protocol(format!("rank {rank} sent bytes that are no results of a search"))
-}
-
-/// Parts as one, each with its length in front.
-fn joined(parts: &[Vec<u8>]) -> Vec<u8> {
-    let with_length = |part: &Vec<u8>| [&(part.len() as u64).to_le_bytes()[..], part].concat();
-    parts.iter().flat_map(with_length).collect()
-}
-
-fn parted(mut bytes: &[u8], rank: usize) -> Result<Vec<Vec<u8>>, CommError> {
-    let mut parts = Vec::new();
-    while !bytes.is_empty() {
-        let part = bytes
-            .split_first_chunk::<8>()
-            .and_then(|(len, rest)| rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?));
-        let (part, rest) = part.ok_or_else(|| strange(rank))?;
-        parts.push(part.to_vec());
-        bytes = rest;
-    }
-    Ok(parts)
-}
-
-fn bytes_of(hits: &[Hit]) -> Vec<u8> {
-    hits.iter().flat_map(|hit| [&hit.row.to_le_bytes()[..], &hit.score.to_le_bytes()].concat()).collect()
-}
-
-fn hits_of(bytes: &[u8], rank: usize) -> Result<Vec<Hit>, CommError> {
-    let (hits, []) = bytes.as_chunks::<12>() else { return Err(strange(rank)) };
-    let hit = |b: &[u8; 12]| {
-        let row = u64::from_le_bytes(std::array::from_fn(|i| b[i]));
-        Hit { row, score: f32::from_le_bytes(std::array::from_fn(|i| b[8 + i])) }
-    };
-    Ok(hits.iter().map(hit).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_found_comes_back_as_it_went() {
-        let hits = vec![Hit { row: 3, score: 1.5 }, Hit { row: u64::MAX, score: -0.25 }];
-        assert_eq!(hits_of(&bytes_of(&hits), 0).unwrap(), hits);
-        assert!(hits_of(&[0; 13], 0).is_err());
-        let parts = vec![bytes_of(&hits), Vec::new(), b"x".to_vec()];
-        let bytes = joined(&parts);
-        assert_eq!(parted(&bytes, 0).unwrap(), parts);
-        for cut in [1, 7, 9, bytes.len() - 1] {
-            assert!(parted(&bytes[..cut], 1).is_err(), "{cut}");
-        }
-        assert!(parted(&[0xff; 8], 1).is_err());
-    }
 }

@@ -118,13 +118,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Adds a light word's scores of the rows from `start` to `end` to all that have it; the candidates among them are wanted. Scores of
-    /// the window stay behind.
-    pub fn go_through(&mut self, start: usize, end: usize, room: &mut Room) -> Result<(), SearchError> {
-        let scores = room.scores.as_flattened_mut();
-        for candidate in &room.candidates {
-            scores[candidate.row as usize - start] = candidate.score;
-        }
+    /// Goes on to the first row from `start` on; the scores of its block are there then.
+    pub fn seek(&mut self, start: usize) -> Result<(), SearchError> {
         let len = self.block.len;
         if self.at < len && self.block.rows[len - 1] as usize >= start {
             self.score();
@@ -134,6 +129,17 @@ impl<'a> Cursor<'a> {
         }
         let block = &self.block;
         self.at += block.rows[self.at..block.len].partition_point(|&r| (r as usize) < start);
+        Ok(())
+    }
+
+    /// Adds a light word's scores of the rows from `start` to `end` to all that have it; the candidates among them are wanted. Scores of
+    /// the window stay behind.
+    pub fn go_through(&mut self, start: usize, end: usize, room: &mut Room) -> Result<(), SearchError> {
+        let scores = room.scores.as_flattened_mut();
+        for candidate in &room.candidates {
+            scores[candidate.row as usize - start] = candidate.score;
+        }
+        self.seek(start)?;
         self.add(start, end, scores)?;
         for candidate in &mut room.candidates {
             candidate.score = scores[candidate.row as usize - start];
