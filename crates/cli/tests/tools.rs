@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::path::Path;
 use std::process::{Output, Stdio};
 
 use serde_json::Value;
@@ -63,6 +64,47 @@ fn model_inspect_tells_layouts_apart() {
     assert_eq!(plain["run_bytes"], 4 * count(&plain));
     assert_eq!((&plain["dtypes"][0], &plain["tokenizer"]), (&"f32".into(), &"tokenizer.json".into()));
     assert!(legacy["tokenizer"].is_null());
+}
+
+#[test]
+fn model_inspect_knows_encoders_and_what_is_behind_them() {
+    let of = |case: &str, kind: &str| {
+        let report = json(&["model", "inspect", &model(case)]);
+        assert_eq!(report["kind"], kind, "{report}");
+        assert_eq!(report["run_bytes"], 4 * report["parameters"].as_u64().unwrap(), "{report}");
+        report
+    };
+    let retriever = of("fid_retriever/model", "retriever");
+    assert_eq!((&retriever["architecture"], &retriever["pooling"]), (&"bert".into(), &"mean".into()));
+    let colbert = of("colbert/model", "colbert");
+    let config = fs::read_to_string(Path::new(&model("colbert/model")).join("1_Dense/config.json")).unwrap();
+    let dense: Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(colbert["dimension"], dense["out_features"]);
+    assert!(
+        colbert["lengths"].as_array().unwrap().len() == 2 && !colbert["tokenizer"].is_null(),
+        "{colbert}"
+    );
+    let encoder = of("flair_classifier/model", "encoder");
+    assert!(encoder["labels"].is_null() && encoder["dimension"].is_null(), "{encoder}");
+    // The encoder's own count, and what a classifier has beyond it.
+    let place = Place::new();
+    let copy = place.path("copy");
+    fs::create_dir(&copy).unwrap();
+    let mut config: Value = serde_json::from_str(
+        &fs::read_to_string(Path::new(&model("flair_classifier/model")).join("config.json")).unwrap(),
+    )
+    .unwrap();
+    config["architectures"] = serde_json::json!(["BertForSequenceClassification"]);
+    fs::write(copy.join("config.json"), config.to_string()).unwrap();
+    let file = "model.safetensors";
+    fs::copy(Path::new(&model("flair_classifier/model")).join(file), copy.join(file)).unwrap();
+    let text = failure(&run(&["model", "inspect", copy.to_str().unwrap()]));
+    assert!(text.contains("classifier.weight"), "a classifier without its head: {text}");
+    config["architectures"] = serde_json::json!(["BertModel"]);
+    config["num_hidden_layers"] = (config["num_hidden_layers"].as_u64().unwrap() + 1).into();
+    fs::write(copy.join("config.json"), config.to_string()).unwrap();
+    let text = failure(&run(&["model", "inspect", copy.to_str().unwrap()]));
+    assert!(text.contains("encoder.layer."), "a layer that is not there: {text}");
 }
 
 #[test]

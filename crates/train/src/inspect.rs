@@ -1,12 +1,14 @@
-//! What a model folder holds, told without loading it: shape, tensors, layout, tokenizer, and the memory it takes.
+//! What a model folder holds, told without loading it: kind, shape, tensors, layout, tokenizer, and the memory it takes.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Map;
 use tercio_data::Tokenizer;
 use tercio_data::tokenizer::VOCABULARIES;
+use tercio_models::folder::ModelFolder;
 use tercio_models::t5::T5;
 use tercio_models::weights::Dtype;
 
@@ -14,14 +16,30 @@ use crate::error::TrainError;
 use crate::run::memory::human;
 use crate::setup;
 
+mod encoder;
+
+pub use encoder::EncoderReport;
+
 /// What [`inspect`] found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ModelReport {
+#[serde(untagged)]
+pub enum ModelReport {
+    /// A reader: a T5 model.
+    Reader(ReaderReport),
+    /// A text encoder, and what is behind it: a retriever, a classifier, a ColBERT model.
+    Encoder(EncoderReport),
+}
+
+/// What is known of a reader.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReaderReport {
     /// The folder.
     pub path: String,
     /// The file of weights (the index of shards).
     pub weights: String,
-    /// Always `t5`: what this build reads.
+    /// Always `reader`.
+    pub kind: &'static str,
+    /// Always `t5`.
     pub architecture: &'static str,
     /// Values of all parameters; a tied head counts once.
     pub parameters: u64,
@@ -66,7 +84,14 @@ pub struct ModelReport {
 /// A folder that is no model, tensors that do not fit the configuration, a damaged tokenizer.
 pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
     let folder = setup::model_folder(name)?;
-    let headers = T5::read_headers(&folder)?;
+    Ok(match encoder::is_encoder(&folder) {
+        true => ModelReport::Encoder(encoder::inspect(&folder)?),
+        false => ModelReport::Reader(inspect_reader(&folder)?),
+    })
+}
+
+fn inspect_reader(folder: &ModelFolder) -> Result<ReaderReport, TrainError> {
+    let headers = T5::read_headers(folder)?;
     let (model, weights) = (&headers.model, &headers.weights);
     let c = &model.config;
     let feed_forward = c.to_json(&Map::new())["feed_forward_proj"].as_str().unwrap_or_default().to_owned();
@@ -74,16 +99,12 @@ pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
     for spec in model.layout().specs() {
         dtypes.insert(dtype_name(weights.dtype(&spec.name)?));
     }
-    let file = VOCABULARIES.into_iter().find(|f| folder.file(f).is_some());
-    let (tokenizer, tokenizer_size) = match (file, Tokenizer::load(folder.path())) {
-        (Some(file), loaded) => (Some(file), Some(loaded?.vocab_size())),
-        (None, Ok(bytes)) => (Some("bytes"), Some(bytes.vocab_size())),
-        (None, Err(_)) => (None, None),
-    };
+    let (tokenizer, tokenizer_size) = tokenizer_of(folder.path())?;
     let parameters = model.layout().len() as u64;
-    Ok(ModelReport {
+    Ok(ReaderReport {
         path: folder.path().display().to_string(),
         weights: file_name(weights.path()),
+        kind: "reader",
         architecture: "t5",
         parameters,
         vocab_size: c.vocab_size,
@@ -105,6 +126,24 @@ pub fn inspect(name: &str) -> Result<ModelReport, TrainError> {
     })
 }
 
+/// The file of a folder's vocabulary and how many ids it has; see [`ReaderReport::tokenizer`].
+fn tokenizer_of(folder: &Path) -> Result<(Option<&'static str>, Option<usize>), TrainError> {
+    let file = VOCABULARIES.into_iter().find(|f| folder.join(f).is_file());
+    Ok(match (file, Tokenizer::load(folder)) {
+        (Some(file), loaded) => (Some(file), Some(loaded?.vocab_size())),
+        (None, Ok(bytes)) => (Some("bytes"), Some(bytes.vocab_size())),
+        (None, Err(_)) => (None, None),
+    })
+}
+
+fn write_tokenizer(f: &mut fmt::Formatter<'_>, tokenizer: Option<&str>, size: Option<usize>) -> fmt::Result {
+    match (tokenizer, size) {
+        (Some("bytes"), Some(size)) => writeln!(f, "  tokenizer      byT5's bytes, {size} ids"),
+        (Some(file), Some(size)) => writeln!(f, "  tokenizer      {file}, {size} ids"),
+        _ => writeln!(f, "  tokenizer      none in the folder: give --tokenizer to other commands"),
+    }
+}
+
 fn file_name(path: &std::path::Path) -> String {
     path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
 }
@@ -120,6 +159,15 @@ fn dtype_name(dtype: &Dtype) -> String {
 }
 
 impl fmt::Display for ModelReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModelReport::Reader(report) => report.fmt(f),
+            ModelReport::Encoder(report) => report.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for ReaderReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.path, self.weights)?;
         writeln!(
@@ -151,11 +199,7 @@ impl fmt::Display for ModelReport {
                 ""
             }
         )?;
-        match (self.tokenizer, self.tokenizer_size) {
-            (Some("bytes"), Some(size)) => writeln!(f, "  tokenizer      byT5's bytes, {size} ids")?,
-            (Some(file), Some(size)) => writeln!(f, "  tokenizer      {file}, {size} ids")?,
-            _ => writeln!(f, "  tokenizer      none in the folder: give --tokenizer to other commands")?,
-        }
+        write_tokenizer(f, self.tokenizer, self.tokenizer_size)?;
         writeln!(
             f,
             "  memory         {} to answer, {} to train, activations apart",
