@@ -51,6 +51,10 @@ impl Dropout {
         }
         Some(Dropout { key, threshold: (p * 4_294_967_296.0) as u32, scale: (1.0 / (1.0 - p)) as f32 })
     }
+    /// What names update, shard and site: a device whose kernels draw by themselves is given it.
+    pub fn key(&self) -> u64 {
+        self.key
+    }
     /// The two words that key row `row`.
     #[inline(always)]
     pub fn row(&self, row: usize) -> (u32, u32) {

@@ -1,0 +1,264 @@
+//! The kernels of `cuda/` compiled for the host: built once for a state of the sources, loaded, launched.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use super::memory::Guarded;
+
+/// How activations are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    F32,
+    Bf16,
+}
+
+/// What the kernels take by value beside numbers, as `cuda/random.h` has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct DropoutArgument {
+    key: u64,
+    threshold: u32,
+    scale: f32,
+    on: u32,
+    unused: u32,
+}
+
+impl From<Option<tercio_engine::Dropout>> for DropoutArgument {
+    fn from(dropout: Option<tercio_engine::Dropout>) -> Self {
+        let (key, threshold, scale) = dropout.map_or((0, 0, 1.0), |d| (d.key(), d.threshold, d.scale));
+        DropoutArgument { key, threshold, scale, on: dropout.is_some() as u32, unused: 0 }
+    }
+}
+
+/// An argument of a kernel. Memory of the storage type is f32 on this side, and is converted around a launch.
+pub enum Argument {
+    /// `const real *`
+    Real(*const f32, usize),
+    /// `real *`
+    RealMut(*mut f32, usize),
+    /// Any other pointer; null where it is not wanted.
+    Pointer(*const c_void),
+    /// A value, by its bytes.
+    Value(Vec<u8>),
+}
+
+impl Argument {
+    /// A value that is laid out as in C.
+    pub fn value<T: Copy>(value: T) -> Argument {
+        let bytes = std::ptr::from_ref(&value).cast::<u8>();
+        // SAFETY: the bytes of a plain value; what lies between fields is not looked at by the kernel.
+        Argument::Value(unsafe { std::slice::from_raw_parts(bytes, size_of::<T>()) }.to_vec())
+    }
+}
+impl From<u32> for Argument {
+    fn from(value: u32) -> Self {
+        Argument::value(value)
+    }
+}
+impl From<u64> for Argument {
+    fn from(value: u64) -> Self {
+        Argument::value(value)
+    }
+}
+impl From<f32> for Argument {
+    fn from(value: f32) -> Self {
+        Argument::value(value)
+    }
+}
+impl From<Option<tercio_engine::Dropout>> for Argument {
+    fn from(value: Option<tercio_engine::Dropout>) -> Self {
+        Argument::value(DropoutArgument::from(value))
+    }
+}
+impl<T: Copy + PartialEq> From<&Guarded<T>> for Argument {
+    fn from(memory: &Guarded<T>) -> Self {
+        Argument::Pointer(memory.pointer().cast())
+    }
+}
+
+type Launch = unsafe extern "C" fn(
+    *const c_char,
+    *const c_uint,
+    c_uint,
+    u64,
+    *mut *mut c_void,
+    *const u64,
+    c_uint,
+    c_int,
+) -> *const c_char;
+type Names = unsafe extern "C" fn() -> *const c_char;
+
+/// The kernels with one type of storage.
+pub struct Library {
+    storage: Storage,
+    library: libloading::Library,
+}
+
+impl Library {
+    /// The library for a storage type, compiled if the sources have changed.
+    pub fn of(storage: Storage) -> &'static Library {
+        static LIBRARIES: [OnceLock<Library>; 2] = [OnceLock::new(), OnceLock::new()];
+        LIBRARIES[(storage == Storage::Bf16) as usize].get_or_init(|| {
+            let path = compiled(storage);
+            // SAFETY: a library that was made by `compiled`; what it runs at loading only fills its table of kernels.
+            let library = unsafe { libloading::Library::new(&path) };
+            let library = library.unwrap_or_else(|e| panic!("{}: cannot be loaded: {e}", path.display()));
+            Library { storage, library }
+        })
+    }
+    /// The storage type that it was compiled for.
+    pub fn storage(&self) -> Storage {
+        self.storage
+    }
+    /// The names of all kernels.
+    pub fn kernels(&self) -> Vec<String> {
+        // SAFETY: the function's own signature; the text lives until this thread calls again.
+        let text = unsafe {
+            let names = self.library.get::<Names>(b"host_kernels").expect("the library has it");
+            CStr::from_ptr(names()).to_string_lossy().into_owned()
+        };
+        text.lines().map(str::to_owned).collect()
+    }
+    /// Runs a kernel over a grid. The error is the shim's sentence.
+    pub fn launch(
+        &self,
+        kernel: &str,
+        grid: [usize; 3],
+        threads: u32,
+        shared: usize,
+        arguments: &[Argument],
+        descending: bool,
+    ) -> Result<(), String> {
+        // As on a GPU, an empty grid is not launched.
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let grid = grid.map(|n| c_uint::try_from(n).expect("a grid of tests is small"));
+        let converted: Vec<Option<Guarded<u16>>> = arguments.iter().map(|a| self.converted(a)).collect();
+        let mut pointers: Vec<*const c_void> = (arguments.iter().zip(&converted))
+            .map(|(a, c)| match (a, c) {
+                (_, Some(c)) => c.pointer().cast_const().cast(),
+                (Argument::Real(p, _), _) => p.cast(),
+                (Argument::RealMut(p, _), _) => p.cast_const().cast(),
+                (Argument::Pointer(p), _) => *p,
+                (Argument::Value(_), _) => std::ptr::null(),
+            })
+            .collect();
+        let mut places: Vec<*mut c_void> = Vec::new();
+        let mut sizes: Vec<u64> = Vec::new();
+        for (a, pointer) in arguments.iter().zip(&mut pointers) {
+            let (place, size) = match a {
+                Argument::Value(bytes) => (bytes.as_ptr().cast_mut().cast(), bytes.len()),
+                _ => (std::ptr::from_mut(pointer).cast(), size_of::<*const c_void>()),
+            };
+            places.push(place);
+            sizes.push(size as u64);
+        }
+        let name = CString::new(kernel).expect("a name has no zero");
+        let shared = shared as u64;
+        let count = places.len() as c_uint;
+        // SAFETY: number and sizes of the arguments are compared with the kernel's; what lies behind pointers is the test's.
+        let error = unsafe {
+            let launch = self.library.get::<Launch>(b"host_launch").expect("the library has it");
+            let places = places.as_mut_ptr();
+            let error = launch(
+                name.as_ptr(),
+                grid.as_ptr(),
+                threads,
+                shared,
+                places,
+                sizes.as_ptr(),
+                count,
+                descending as c_int,
+            );
+            (!error.is_null()).then(|| CStr::from_ptr(error).to_string_lossy().into_owned())
+        };
+        for (a, c) in arguments.iter().zip(&converted) {
+            if let (Argument::RealMut(target, len), Some(c)) = (a, c) {
+                for i in 0..*len {
+                    // SAFETY: the caller's memory of `len` elements.
+                    unsafe { target.add(i).write(f32::from_bits((c.values()[i] as u32) << 16)) };
+                }
+            }
+        }
+        error.map_or(Ok(()), Err)
+    }
+    /// Memory in bf16 for an argument of the storage type, where that is not f32.
+    fn converted(&self, argument: &Argument) -> Option<Guarded<u16>> {
+        let (pointer, len) = match argument {
+            Argument::Real(p, len) => (*p, *len),
+            Argument::RealMut(p, len) => (p.cast_const(), *len),
+            _ => return None,
+        };
+        if self.storage == Storage::F32 || pointer.is_null() {
+            return None;
+        }
+        // SAFETY: the caller's memory of `len` elements.
+        let values = (0..len).map(|i| to_bf16(unsafe { pointer.add(i).read() }));
+        Some(Guarded::new(values.collect(), 0x7f7f))
+    }
+}
+
+/// The nearest bf16, ties to even.
+pub fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits as u64 + 0x7fff + (bits >> 16 & 1) as u64) >> 16) as u16
+}
+
+/// Where the kernels' sources are.
+pub fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
+}
+
+/// Kernels, and headers, by name.
+pub fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let mut files: Vec<PathBuf> = entries.map(|e| e.expect("a readable folder").path()).collect();
+    files.retain(|f| f.extension().is_some_and(|e| e == ending));
+    files.sort();
+    files
+}
+
+/// Compiles the kernels into the build's temporary folder, under a name that says what they were made of.
+fn compiled(storage: Storage) -> PathBuf {
+    let faults = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda_kernels");
+    let mut units = files(&sources(), "cpp");
+    units.extend(files(&sources(), "cu"));
+    units.extend(files(&faults, "cu"));
+    // -ffp-contract=off: multiply-adds are those of the sources alone, as --fmad=false has it for a GPU.
+    let mut flags = vec!["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-shared"];
+    // -U_FORTIFY_SOURCE: it takes a jump between the shim's fibers for a mistake.
+    flags.extend(["-fPIC", "-U_FORTIFY_SOURCE", "-DTERCIO_HOST"]);
+    if storage == Storage::Bf16 {
+        flags.push("-DTERCIO_BF16");
+    }
+    let mut state = DefaultHasher::new();
+    flags.hash(&mut state);
+    for file in units.iter().chain(&files(&sources(), "h")) {
+        file.hash(&mut state);
+        std::fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display())).hash(&mut state);
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let path = folder.join(format!("cuda-kernels-{storage:?}-{:016x}.so", state.finish()));
+    // Tests run in processes beside each other: one compiles, the others wait.
+    let lock = std::fs::File::create(folder.join(format!("cuda-kernels-{storage:?}.lock"))).expect("a lock");
+    lock.lock().expect("the lock of the build folder");
+    if !path.exists() {
+        let part = folder.join(format!("cuda-kernels-{storage:?}-{}.part", std::process::id()));
+        let mut command = Command::new("c++");
+        command.args(&flags).arg("-I").arg(sources()).arg("-o").arg(&part).args(["-x", "c++"]).args(&units);
+        let output = command.output().unwrap_or_else(|e| {
+            panic!("c++ cannot be run ({e}): the CUDA kernels are tested on the host by a C++ compiler; install g++")
+        });
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "c++ does not compile the CUDA kernels for the host:\n{log}");
+        std::fs::rename(&part, &path).expect("a file of the build folder");
+    }
+    path
+}
