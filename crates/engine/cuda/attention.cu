@@ -9,8 +9,8 @@
 #include "attention.h"
 
 template <u32 SLOTS>
-__device__ inline void attend(const real *q, const real *kv, const Span *queries, const Span *keys, const Tile *tiles, Bias bias,
-                              const Shape &s, real *y, float *log_sum) {
+__device__ inline void attend(const real *q, const real *kv, const Span *queries, const Span *keys,
+                              const Tile *tiles, Bias bias, const Shape &s, real *y, float *log_sum) {
     DYNAMIC_SHARED(float, own);
     float *other = own + TILE * (s.dim + 1), *weights = other + TILE * (s.dim + 1);
     Tile tile = tiles[blockIdx.x];
@@ -24,6 +24,7 @@ __device__ inline void attend(const real *q, const real *kv, const Span *queries
     float acc[OWN][SLOTS] = {}, greatest[OWN], total[OWN] = {};
     Visible sees[OWN];
     RowKey keyed[OWN];
+    UNROLL
     for (u32 r = 0; r < OWN; r++) {
         u32 i = row + TILE / OWN * r;
         greatest[r] = minus_infinity();
@@ -38,9 +39,11 @@ __device__ inline void attend(const real *q, const real *kv, const Span *queries
         __syncthreads();
         float x[OWN][OTHER];
         products(own, other, s.dim, x);
+        UNROLL
         for (u32 r = 0; r < OWN; r++) {
             u32 i = row + TILE / OWN * r;
             float tile_greatest = minus_infinity();
+            UNROLL
             for (u32 t = 0; t < OTHER; t++) {
                 u32 j = j0 + lane + LANES * t;
                 if (j < sees[r].from || j >= sees[r].to)
@@ -52,16 +55,20 @@ __device__ inline void attend(const real *q, const real *kv, const Span *queries
             }
             tile_greatest = greater(greatest[r], row_max(tile_greatest));
             // Nothing was seen so far: nothing to shrink.
-            float shrink = greatest[r] == minus_infinity() ? 0.0f : exponential(greatest[r] - tile_greatest), sum = 0;
+            float shrink = greatest[r] == minus_infinity() ? 0.0f : exponential(greatest[r] - tile_greatest),
+                  sum = 0;
+            UNROLL
             for (u32 t = 0; t < OTHER; t++) {
                 u32 j = j0 + lane + LANES * t;
                 bool seen = j >= sees[r].from && j < sees[r].to;
                 float w = seen ? exponential(x[r][t] - tile_greatest) : 0.0f;
                 sum += w;
-                weights[i * WEIGHT_STRIDE + lane + LANES * t] = w * kept(s.dropout, keyed[r], j - sees[r].from);
+                weights[i * WEIGHT_STRIDE + lane + LANES * t] =
+                    w * kept(s.dropout, keyed[r], j - sees[r].from);
             }
             total[r] = fmaf(total[r], shrink, row_sum(sum));
             greatest[r] = tile_greatest;
+            UNROLL
             for (u32 k = 0; k < SLOTS; k++)
                 acc[r][k] *= shrink;
         }
@@ -70,12 +77,14 @@ __device__ inline void attend(const real *q, const real *kv, const Span *queries
         __syncthreads();
         accumulate(weights, false, other, s.dim, acc);
     }
+    UNROLL
     for (u32 r = 0; r < OWN; r++) {
         u32 i = row + TILE / OWN * r;
         if (i >= n)
             continue;
         bool none = sees[r].from >= sees[r].to;
         u64 place = (first + i) * s.heads + head;
+        UNROLL
         for (u32 k = 0; k < SLOTS; k++)
             if (lane + LANES * k < s.dim)
                 store(y[place * s.dim + lane + LANES * k], none ? 0.0f : acc[r][k] / total[r]);
@@ -84,15 +93,15 @@ __device__ inline void attend(const real *q, const real *kv, const Span *queries
     }
 }
 
-KERNEL(128, attention_32, const real *q, const real *kv, const Span *queries, const Span *keys, const Tile *tiles, Bias bias, Shape s,
-       real *y, float *log_sum) {
+KERNEL(128, attention_32, const real *q, const real *kv, const Span *queries, const Span *keys,
+       const Tile *tiles, Bias bias, Shape s, real *y, float *log_sum) {
     attend<4>(q, kv, queries, keys, tiles, bias, s, y, log_sum);
 }
-KERNEL(128, attention_64, const real *q, const real *kv, const Span *queries, const Span *keys, const Tile *tiles, Bias bias, Shape s,
-       real *y, float *log_sum) {
+KERNEL(128, attention_64, const real *q, const real *kv, const Span *queries, const Span *keys,
+       const Tile *tiles, Bias bias, Shape s, real *y, float *log_sum) {
     attend<8>(q, kv, queries, keys, tiles, bias, s, y, log_sum);
 }
-KERNEL(128, attention_128, const real *q, const real *kv, const Span *queries, const Span *keys, const Tile *tiles, Bias bias, Shape s,
-       real *y, float *log_sum) {
+KERNEL(128, attention_128, const real *q, const real *kv, const Span *queries, const Span *keys,
+       const Tile *tiles, Bias bias, Shape s, real *y, float *log_sum) {
     attend<16>(q, kv, queries, keys, tiles, bias, s, y, log_sum);
 }

@@ -72,27 +72,35 @@ __device__ inline void load_tile(const real *x, u32 stride, u32 n, u32 dim, floa
 // Inner products of this thread's rows of one tile with its rows of the other.
 __device__ inline void products(const float *own, const float *other, u32 dim, float (&s)[OWN][OTHER]) {
     u32 row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    UNROLL
     for (u32 r = 0; r < OWN; r++)
-        for (u32 j = 0; j < OTHER; j++)
-            s[r][j] = 0;
+        UNROLL
+    for (u32 j = 0; j < OTHER; j++)
+        s[r][j] = 0;
     for (u32 c = 0; c < dim; c++) {
         float a[OWN], b[OTHER];
+        UNROLL
         for (u32 r = 0; r < OWN; r++)
             a[r] = own[(row + TILE / OWN * r) * (dim + 1) + c];
+        UNROLL
         for (u32 j = 0; j < OTHER; j++)
             b[j] = other[(lane + LANES * j) * (dim + 1) + c];
+        UNROLL
         for (u32 r = 0; r < OWN; r++)
-            for (u32 j = 0; j < OTHER; j++)
-                s[r][j] = fmaf(a[r], b[j], s[r][j]);
+            UNROLL
+        for (u32 j = 0; j < OTHER; j++)
+            s[r][j] = fmaf(a[r], b[j], s[r][j]);
     }
 }
 
 // acc[r][k] += sum over t of weights[t of own row r] * rows[t][lane + 8 k]. `across`: weights are stored [other, own].
 template <u32 SLOTS>
-__device__ inline void accumulate(const float *weights, bool across, const float *rows, u32 dim, float (&acc)[OWN][SLOTS]) {
+__device__ inline void accumulate(const float *weights, bool across, const float *rows, u32 dim,
+                                  float (&acc)[OWN][SLOTS]) {
     u32 row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     for (u32 t = 0; t < TILE; t++) {
         float w[OWN];
+        UNROLL
         for (u32 r = 0; r < OWN; r++) {
             u32 own = row + TILE / OWN * r;
             w[r] = across ? weights[t * WEIGHT_STRIDE + own] : weights[own * WEIGHT_STRIDE + t];
@@ -101,6 +109,7 @@ __device__ inline void accumulate(const float *weights, bool across, const float
         for (u32 k = 0; k < SLOTS; k++)
             if (lane + LANES * k < dim) {
                 float x = rows[t * (dim + 1) + lane + LANES * k];
+                UNROLL
                 for (u32 r = 0; r < OWN; r++)
                     acc[r][k] = fmaf(w[r], x, acc[r][k]);
             }

@@ -28,8 +28,8 @@ struct QueryRow {
     RowKey key;
     float log_sum, delta;
 };
-__device__ inline QueryRow query_row(const Shape &s, const float *log_sum, const float *delta, u64 row, u32 i, u32 nk, u32 head,
-                                     bool in) {
+__device__ inline QueryRow query_row(const Shape &s, const float *log_sum, const float *delta, u64 row, u32 i,
+                                     u32 nk, u32 head, bool in) {
     u64 place = row * s.heads + head;
     if (!in)
         return {{0, 0}, {0, 0}, 0.0f, 0.0f};
@@ -41,8 +41,8 @@ struct Slope {
     float weight, slope;
     u32 bucket;
 };
-__device__ inline Slope slope_of(const Shape &s, const Bias &bias, const QueryRow &q, u32 i, u32 j, u32 start, u32 head, float x,
-                                 float g) {
+__device__ inline Slope slope_of(const Shape &s, const Bias &bias, const QueryRow &q, u32 i, u32 j, u32 start,
+                                 u32 head, float x, float g) {
     if (j < q.sees.from || j >= q.sees.to)
         return {0.0f, 0.0f, 0};
     u32 bucket = 0;
@@ -56,12 +56,13 @@ __device__ inline Slope slope_of(const Shape &s, const Bias &bias, const QueryRo
 }
 
 template <u32 SLOTS>
-__device__ inline void queries_backward(const real *q, const real *kv, const Span *queries, const Span *keys, const Tile *tiles,
-                                        const Bias &bias, const Shape &s, const real *dy, const float *log_sum,
-                                        const float *delta, real *dq, float *part) {
+__device__ inline void queries_backward(const real *q, const real *kv, const Span *queries, const Span *keys,
+                                        const Tile *tiles, const Bias &bias, const Shape &s, const real *dy,
+                                        const float *log_sum, const float *delta, real *dq, float *part) {
     DYNAMIC_SHARED(float, own);
     u32 area = TILE * (s.dim + 1);
-    float *dout = own + area, *key_tile = dout + area, *value_tile = key_tile + area, *slopes = value_tile + area;
+    float *dout = own + area, *key_tile = dout + area, *value_tile = key_tile + area,
+          *slopes = value_tile + area;
     float *sums = slopes + TILE * WEIGHT_STRIDE; // of every bucket, one a thread
     Tile tile = tiles[blockIdx.x];
     u32 head = blockIdx.y, row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
@@ -77,6 +78,7 @@ __device__ inline void queries_backward(const real *q, const real *kv, const Spa
 
     float acc[OWN][SLOTS] = {};
     QueryRow known[OWN];
+    UNROLL
     for (u32 r = 0; r < OWN; r++) {
         u32 i = row + TILE / OWN * r;
         known[r] = query_row(s, log_sum, delta, first + i, tile.first + i, nk, head, i < n);
@@ -91,22 +93,27 @@ __device__ inline void queries_backward(const real *q, const real *kv, const Spa
         float x[OWN][OTHER], g[OWN][OTHER];
         products(own, key_tile, s.dim, x);
         products(dout, value_tile, s.dim, g);
+        UNROLL
         for (u32 r = 0; r < OWN; r++)
-            for (u32 t = 0; t < OTHER; t++) {
-                u32 i = row + TILE / OWN * r, j = j0 + lane + LANES * t;
-                Slope d = slope_of(s, bias, known[r], tile.first + i, j, ks.start, head, x[r][t], g[r][t]);
-                slopes[i * WEIGHT_STRIDE + lane + LANES * t] = d.slope;
-                if (buckets)
-                    sums[d.bucket * (THREADS + 1) + threadIdx.x] += d.slope;
-            }
+            UNROLL
+        for (u32 t = 0; t < OTHER; t++) {
+            u32 i = row + TILE / OWN * r, j = j0 + lane + LANES * t;
+            Slope d = slope_of(s, bias, known[r], tile.first + i, j, ks.start, head, x[r][t], g[r][t]);
+            slopes[i * WEIGHT_STRIDE + lane + LANES * t] = d.slope;
+            if (buckets)
+                sums[d.bucket * (THREADS + 1) + threadIdx.x] += d.slope;
+        }
         __syncthreads();
         accumulate(slopes, false, key_tile, s.dim, acc);
     }
+    UNROLL
     for (u32 r = 0; r < OWN; r++) {
         u32 i = row + TILE / OWN * r;
+        UNROLL
         for (u32 k = 0; k < SLOTS; k++)
             if (i < n && lane + LANES * k < s.dim)
-                store(dq[(first + i) * s.query_stride + head * s.dim + lane + LANES * k], s.scale * acc[r][k]);
+                store(dq[(first + i) * s.query_stride + head * s.dim + lane + LANES * k],
+                      s.scale * acc[r][k]);
     }
     __syncthreads();
     for (u32 b = threadIdx.x; b < buckets; b += THREADS) {
@@ -118,9 +125,9 @@ __device__ inline void queries_backward(const real *q, const real *kv, const Spa
 }
 
 template <u32 SLOTS>
-__device__ inline void keys_backward(const real *q, const real *kv, const Span *queries, const Span *keys, const Tile *tiles,
-                                     const Bias &bias, const Shape &s, const real *dy, const float *log_sum,
-                                     const float *delta, real *dkv) {
+__device__ inline void keys_backward(const real *q, const real *kv, const Span *queries, const Span *keys,
+                                     const Tile *tiles, const Bias &bias, const Shape &s, const real *dy,
+                                     const float *log_sum, const float *delta, real *dkv) {
     DYNAMIC_SHARED(float, key_tile);
     u32 area = TILE * (s.dim + 1);
     float *value_tile = key_tile + area, *query_tile = value_tile + area, *dout = query_tile + area;
@@ -128,7 +135,8 @@ __device__ inline void keys_backward(const real *q, const real *kv, const Span *
     Tile tile = tiles[blockIdx.x];
     u32 head = blockIdx.y, row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     Span qs = queries[tile.sequence], ks = keys[tile.sequence];
-    u32 nk = ks.end - ks.start, n = least(TILE, nk - tile.first), nq = qs.end - qs.start, inner = s.heads * s.dim;
+    u32 nk = ks.end - ks.start, n = least(TILE, nk - tile.first), nq = qs.end - qs.start,
+        inner = s.heads * s.dim;
     const real *key = kv + (u64(ks.start) + tile.first) * s.key_stride + head * s.dim;
     load_tile(key, s.key_stride, n, s.dim, key_tile);
     load_tile(key + inner, s.key_stride, n, s.dim, value_tile);
@@ -147,9 +155,11 @@ __device__ inline void keys_backward(const real *q, const real *kv, const Span *
         float x[OWN][OTHER], g[OWN][OTHER];
         products(query_tile, key_tile, s.dim, x);
         products(dout, value_tile, s.dim, g);
+        UNROLL
         for (u32 r = 0; r < OWN; r++) {
             u32 i = row + TILE / OWN * r;
             QueryRow known = query_row(s, log_sum, delta, first + i, i0 + i, nk, head, i < ni);
+            UNROLL
             for (u32 t = 0; t < OTHER; t++) {
                 u32 at = lane + LANES * t;
                 Slope d = slope_of(s, bias, known, i0 + i, tile.first + at, ks.start, head, x[r][t], g[r][t]);
@@ -161,26 +171,47 @@ __device__ inline void keys_backward(const real *q, const real *kv, const Span *
         accumulate(weights, true, dout, s.dim, dvalue);
         accumulate(slopes, true, query_tile, s.dim, dkey);
     }
+    UNROLL
     for (u32 r = 0; r < OWN; r++) {
         u32 i = row + TILE / OWN * r;
+        UNROLL
         for (u32 k = 0; k < SLOTS; k++)
             if (i < n && lane + LANES * k < s.dim) {
-                real *target = dkv + (u64(ks.start) + tile.first + i) * s.key_stride + head * s.dim + lane + LANES * k;
+                real *target =
+                    dkv + (u64(ks.start) + tile.first + i) * s.key_stride + head * s.dim + lane + LANES * k;
                 store(target[0], s.scale * dkey[r][k]);
                 store(target[inner], dvalue[r][k]);
             }
     }
 }
 
-#define ENTRIES(dim, slots)                                                                                            \
-    KERNEL(128, attention_queries_##dim, const real *q, const real *kv, const Span *queries, const Span *keys, const Tile *tiles,    \
-           Bias bias, Shape s, const real *dy, const float *log_sum, const float *delta, real *dq, float *part) {      \
-        queries_backward<slots>(q, kv, queries, keys, tiles, bias, s, dy, log_sum, delta, dq, part);                   \
-    }                                                                                                                  \
-    KERNEL(128, attention_keys_##dim, const real *q, const real *kv, const Span *queries, const Span *keys, const Tile *tiles,       \
-           Bias bias, Shape s, const real *dy, const float *log_sum, const float *delta, real *dkv) {                  \
-        keys_backward<slots>(q, kv, queries, keys, tiles, bias, s, dy, log_sum, delta, dkv);                           \
-    }
-ENTRIES(32, 4)
-ENTRIES(64, 8)
-ENTRIES(128, 16)
+KERNEL(128, attention_queries_32, const real *q, const real *kv, const Span *queries, const Span *keys,
+       const Tile *tiles, Bias bias, Shape s, const real *dy, const float *log_sum, const float *delta,
+       real *dq, float *part) {
+    queries_backward<4>(q, kv, queries, keys, tiles, bias, s, dy, log_sum, delta, dq, part);
+}
+KERNEL(128, attention_keys_32, const real *q, const real *kv, const Span *queries, const Span *keys,
+       const Tile *tiles, Bias bias, Shape s, const real *dy, const float *log_sum, const float *delta,
+       real *dkv) {
+    keys_backward<4>(q, kv, queries, keys, tiles, bias, s, dy, log_sum, delta, dkv);
+}
+KERNEL(128, attention_queries_64, const real *q, const real *kv, const Span *queries, const Span *keys,
+       const Tile *tiles, Bias bias, Shape s, const real *dy, const float *log_sum, const float *delta,
+       real *dq, float *part) {
+    queries_backward<8>(q, kv, queries, keys, tiles, bias, s, dy, log_sum, delta, dq, part);
+}
+KERNEL(128, attention_keys_64, const real *q, const real *kv, const Span *queries, const Span *keys,
+       const Tile *tiles, Bias bias, Shape s, const real *dy, const float *log_sum, const float *delta,
+       real *dkv) {
+    keys_backward<8>(q, kv, queries, keys, tiles, bias, s, dy, log_sum, delta, dkv);
+}
+KERNEL(128, attention_queries_128, const real *q, const real *kv, const Span *queries, const Span *keys,
+       const Tile *tiles, Bias bias, Shape s, const real *dy, const float *log_sum, const float *delta,
+       real *dq, float *part) {
+    queries_backward<16>(q, kv, queries, keys, tiles, bias, s, dy, log_sum, delta, dq, part);
+}
+KERNEL(128, attention_keys_128, const real *q, const real *kv, const Span *queries, const Span *keys,
+       const Tile *tiles, Bias bias, Shape s, const real *dy, const float *log_sum, const float *delta,
+       real *dkv) {
+    keys_backward<16>(q, kv, queries, keys, tiles, bias, s, dy, log_sum, delta, dkv);
+}

@@ -13,8 +13,8 @@
 #else
 #define KERNEL(threads, name, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
 #define SHARED(type, name, count) __shared__ type name[count]
-#define DYNAMIC_SHARED(type, name)                                                                                     \
-    extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];                                             \
+#define DYNAMIC_SHARED(type, name)                                                                           \
+    extern __shared__ __align__(16) unsigned char dynamic_shared_memory[];                                   \
     type *name = reinterpret_cast<type *>(dynamic_shared_memory)
 #define UNROLL _Pragma("unroll")
 #endif

@@ -93,7 +93,9 @@ const char *name_of(Operation o) {
         return "a shuffle";
     }
 }
-bool same(Place a, Place b) { return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0); }
+bool same(Place a, Place b) {
+    return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
 
 void Machine::fail(const std::string &what) {
     if (!error.empty())
@@ -186,7 +188,8 @@ bool Machine::complete(unsigned first, unsigned lane) {
             break;
         }
         if (!(mask >> from & 1)) {
-            fail("thread " + std::to_string(first + l) + " reads a lane outside of the mask at " + at(f.place));
+            fail("thread " + std::to_string(first + l) + " reads a lane outside of the mask at " +
+                 at(f.place));
             return false;
         }
         f.result = f.waits == Operation::Ballot ? votes : fibers[first + from].value;
@@ -268,7 +271,8 @@ bool Machine::run_block(Index block, std::size_t dynamic) {
 
 } // namespace
 
-std::uint64_t wait(Operation o, unsigned mask, std::uint64_t value, unsigned argument, unsigned width, Place place) {
+std::uint64_t wait(Operation o, unsigned mask, std::uint64_t value, unsigned argument, unsigned width,
+                   Place place) {
     Fiber &f = fibers[machine->current];
     f.waits = o;
     f.mask = mask;
@@ -307,8 +311,9 @@ void add(const char *name, unsigned threads, Call call, const std::size_t *sizes
 
 // Runs a kernel as cuLaunchKernel would, with the sizes of the arguments beside them. Gives null, or what went wrong; the text
 // lives until the next launch of this thread.
-extern "C" const char *host_launch(const char *name, const unsigned grid[3], unsigned threads, std::uint64_t dynamic,
-                                   void **arguments, const std::uint64_t *sizes, unsigned count, int descending) {
+extern "C" const char *host_launch(const char *name, const unsigned grid[3], unsigned threads,
+                                   std::uint64_t dynamic, void **arguments, const std::uint64_t *sizes,
+                                   unsigned count, int descending) {
     using namespace host;
     static thread_local std::string error;
     std::lock_guard<std::mutex> alone(one);
@@ -320,7 +325,8 @@ extern "C" const char *host_launch(const char *name, const unsigned grid[3], uns
     for (unsigned i = 0; fits && i < count; i++)
         fits = k.sizes[i] == sizes[i];
     if (!fits)
-        return (error = std::string("kernel ") + name + ": the arguments are not those it is declared with").c_str();
+        return (error = std::string("kernel ") + name + ": the arguments are not those it is declared with")
+            .c_str();
     if (threads != k.threads)
         return (error = std::string("kernel ") + name + ": is launched with " + std::to_string(threads) +
                         " threads a block, is declared with " + std::to_string(k.threads))
@@ -346,7 +352,8 @@ extern "C" const char *host_launch(const char *name, const unsigned grid[3], uns
     std::uint64_t blocks = std::uint64_t(grid[0]) * grid[1] * grid[2];
     for (std::uint64_t b = 0; b < blocks; b++) {
         std::uint64_t i = descending ? blocks - 1 - b : b;
-        Index block = {unsigned(i % grid[0]), unsigned(i / grid[0] % grid[1]), unsigned(i / grid[0] / grid[1])};
+        Index block = {unsigned(i % grid[0]), unsigned(i / grid[0] % grid[1]),
+                       unsigned(i / grid[0] / grid[1])};
         if (!m.run_block(block, dynamic))
             break;
     }

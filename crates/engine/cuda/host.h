@@ -36,7 +36,8 @@ struct Running {
 extern Running running;
 
 // Suspends the fiber until the operation is complete; gives what the operation gives this lane.
-std::uint64_t wait(Operation operation, unsigned mask, std::uint64_t value, unsigned argument, unsigned width, Place place);
+std::uint64_t wait(Operation operation, unsigned mask, std::uint64_t value, unsigned argument, unsigned width,
+                   Place place);
 // Shared memory of the running block: an array of the declaration at `place`, or the dynamic one.
 void *shared(std::size_t bytes, Place place);
 void *dynamic_shared();
@@ -77,12 +78,13 @@ T shuffle(Operation o, unsigned mask, T value, unsigned argument, unsigned width
 
 } // namespace host
 
-#define KERNEL(threads, name, ...)                                                                                     \
-    static void name(__VA_ARGS__);                                                                                     \
-    static const host::Registration name##_registered(#name, threads, host::Entry<&name>());                          \
+#define KERNEL(threads, name, ...)                                                                           \
+    static void name(__VA_ARGS__);                                                                           \
+    static const host::Registration name##_registered(#name, threads, host::Entry<&name>());                 \
     static void name(__VA_ARGS__)
-#define SHARED(type, name, count)                                                                                      \
-    type(&name)[count] = *static_cast<type(*)[count]>(host::shared(sizeof(type) * (count), {__FILE__, __LINE__}))
+#define SHARED(type, name, count)                                                                            \
+    type(&name)[count] =                                                                                     \
+        *static_cast<type(*)[count]>(host::shared(sizeof(type) * (count), {__FILE__, __LINE__}))
 #define DYNAMIC_SHARED(type, name) type *name = static_cast<type *>(host::dynamic_shared())
 
 #define UNROLL

@@ -9,7 +9,8 @@
 constexpr u32 THREADS = 256;
 
 // losses[row] = log sum exp - logit of the label.
-KERNEL(256, cross_entropy, const float *logits, const u32 *labels, u32 classes, float *losses, float *log_sum) {
+KERNEL(256, cross_entropy, const float *logits, const u32 *labels, u32 classes, float *losses,
+       float *log_sum) {
     u64 row = blockIdx.x;
     const float *x = logits + row * classes;
     float m = minus_infinity(), sum = 0;
@@ -37,7 +38,8 @@ KERNEL(256, cross_entropy_backward, const float *logits, const u32 *labels, cons
     }
 }
 // losses[row] += smoothing * (logit of the label - mean of the row)
-KERNEL(256, smooth_losses, const float *logits, const u32 *labels, u32 classes, float smoothing, float *losses) {
+KERNEL(256, smooth_losses, const float *logits, const u32 *labels, u32 classes, float smoothing,
+       float *losses) {
     u64 row = blockIdx.x;
     const float *x = logits + row * classes;
     float sum = 0;

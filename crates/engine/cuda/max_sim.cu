@@ -19,7 +19,8 @@ struct Pair {
 };
 
 // Rows [first, first + TILE) and columns [c0, c0 + CHUNK) of a text into shared memory, zeros beyond.
-__device__ inline void load_chunk(const real *x, u32 width, Span text, u32 first, u32 c0, float (&tile)[TILE * (CHUNK + 1)]) {
+__device__ inline void load_chunk(const real *x, u32 width, Span text, u32 first, u32 c0,
+                                  float (&tile)[TILE * (CHUNK + 1)]) {
     for (u32 i = threadIdx.x; i < TILE * CHUNK; i += THREADS) {
         u32 r = i / CHUNK, c = c0 + i % CHUNK;
         u64 row = u64(text.start) + first + r;
@@ -29,8 +30,8 @@ __device__ inline void load_chunk(const real *x, u32 width, Span text, u32 first
 
 // `floors`: null, or of each document whether no query row gets less than 0 from it. `empty`: what a row gets from no row.
 KERNEL(128, max_sim, const real *queries, const real *documents, u32 width, const Span *query_spans,
-       const Span *document_spans, const Pair *pairs, const u64 *places, const u32 *floors, float empty, float *scores,
-       u32 *best) {
+       const Span *document_spans, const Pair *pairs, const u64 *places, const u32 *floors, float empty,
+       float *scores, u32 *best) {
     SHARED(float, q, TILE *(CHUNK + 1));
     SHARED(float, d, TILE *(CHUNK + 1));
     SHARED(float, of_rows, TILE);
@@ -98,9 +99,9 @@ KERNEL(128, max_sim, const real *queries, const real *documents, u32 width, cons
 }
 
 // dqueries += slope * the best document row, pair by pair.
-KERNEL(128, max_sim_queries, const real *documents, u32 width, const Span *query_spans, const Span *document_spans,
-       const Pair *pairs, const u64 *places, const u32 *own, const u32 *starts, const u32 *best, const float *slopes,
-       real *d) {
+KERNEL(128, max_sim_queries, const real *documents, u32 width, const Span *query_spans,
+       const Span *document_spans, const Pair *pairs, const u64 *places, const u32 *own, const u32 *starts,
+       const u32 *best, const float *slopes, real *d) {
     Span query = query_spans[blockIdx.x];
     u32 i = blockIdx.y;
     if (i >= query.end - query.start)
@@ -111,15 +112,18 @@ KERNEL(128, max_sim_queries, const real *documents, u32 width, const Span *query
         for (u32 k = starts[blockIdx.x]; k < starts[blockIdx.x + 1]; k++) {
             u32 row = best[places[own[k]] + i];
             if (row != NO_ROW)
-                sum = fmaf(slopes[own[k]], load(documents[(u64(document_spans[pairs[own[k]].document].start) + row) * width + c]), sum);
+                sum = fmaf(
+                    slopes[own[k]],
+                    load(documents[(u64(document_spans[pairs[own[k]].document].start) + row) * width + c]),
+                    sum);
         }
         store(d[target], sum);
     }
 }
 // ddocuments += slope * every query row whose best the row is, pair by pair, row by row.
-KERNEL(128, max_sim_documents, const real *queries, u32 width, const Span *query_spans, const Span *document_spans,
-       const Pair *pairs, const u64 *places, const u32 *own, const u32 *starts, const u32 *best, const float *slopes,
-       real *d) {
+KERNEL(128, max_sim_documents, const real *queries, u32 width, const Span *query_spans,
+       const Span *document_spans, const Pair *pairs, const u64 *places, const u32 *own, const u32 *starts,
+       const u32 *best, const float *slopes, real *d) {
     Span document = document_spans[blockIdx.x];
     u32 j = blockIdx.y;
     if (j >= document.end - document.start)
@@ -139,7 +143,9 @@ KERNEL(128, max_sim_documents, const real *queries, u32 width, const Span *query
                 u32 hits = __ballot_sync(ALL_LANES, i < rows && best[places[pair] + i] == j);
                 for (; hits; hits &= hits - 1)
                     if (c < width)
-                        sum = fmaf(slope, load(queries[(u64(query.start) + i0 + (__ffs(hits) - 1)) * width + c]), sum);
+                        sum =
+                            fmaf(slope,
+                                 load(queries[(u64(query.start) + i0 + (__ffs(hits) - 1)) * width + c]), sum);
             }
         }
         if (c < width)

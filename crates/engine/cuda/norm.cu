@@ -49,8 +49,8 @@ KERNEL(128, rms_norm, const real *x, const float *weight, float eps, real *y, u6
         store(y[c], load(x[c]) * r * weight[c]);
 }
 // With h = x r and t = dy weight: dx += r (t - h mean(t h)); stats[row] = r.
-KERNEL(128, rms_norm_backward, const real *x, const float *weight, float eps, const real *dy, real *dx, float *stats,
-       u64 rows, u32 width) {
+KERNEL(128, rms_norm_backward, const real *x, const float *weight, float eps, const real *dy, real *dx,
+       float *stats, u64 rows, u32 width) {
     u64 row = own_row();
     if (row >= rows)
         return;
@@ -69,7 +69,8 @@ KERNEL(128, rms_norm_backward, const real *x, const float *weight, float eps, co
         stats[row] = r;
 }
 // Partial sums of dy h, `[blocks, width]`.
-KERNEL(256, rms_norm_weight, const real *x, const real *dy, const float *stats, u64 rows, u32 width, float *part) {
+KERNEL(256, rms_norm_weight, const real *x, const real *dy, const float *stats, u64 rows, u32 width,
+       float *part) {
     u32 c = own_column();
     float sum = sum_of_rows(first_row(), end_row(rows), c < width, [&](u64 row) {
         return load(dy[row * width + c]) * (load(x[row * width + c]) * stats[row]);
@@ -79,7 +80,8 @@ KERNEL(256, rms_norm_weight, const real *x, const real *dy, const float *stats, 
 }
 
 // y = (x - mean) r weight + bias
-KERNEL(128, layer_norm, const real *x, const float *norm, u32 has_bias, float eps, real *y, u64 rows, u32 width) {
+KERNEL(128, layer_norm, const real *x, const float *norm, u32 has_bias, float eps, real *y, u64 rows,
+       u32 width) {
     u64 row = own_row();
     if (row >= rows)
         return;
@@ -90,8 +92,8 @@ KERNEL(128, layer_norm, const real *x, const float *norm, u32 has_bias, float ep
         store(y[c], fmaf((load(x[c]) - m.mean) * m.r, norm[c], has_bias ? norm[width + c] : 0.0f));
 }
 // With h = (x - mean) r and t = dy weight: dx += r (t - mean(t) - h mean(t h)); stats = mean and r of every row.
-KERNEL(128, layer_norm_backward, const real *x, const float *norm, float eps, const real *dy, real *dx, float *stats,
-       u64 rows, u32 width) {
+KERNEL(128, layer_norm_backward, const real *x, const float *norm, float eps, const real *dy, real *dx,
+       float *stats, u64 rows, u32 width) {
     u64 row = own_row();
     if (row >= rows)
         return;
@@ -117,8 +119,8 @@ KERNEL(128, layer_norm_backward, const real *x, const float *norm, float eps, co
     }
 }
 // Partial sums of dy h, and behind them of dy where `has_bias`: `[blocks, width or 2 width]`.
-KERNEL(256, layer_norm_weight, const real *x, const real *dy, const float *stats, u32 has_bias, u64 rows, u32 width,
-       float *part) {
+KERNEL(256, layer_norm_weight, const real *x, const real *dy, const float *stats, u32 has_bias, u64 rows,
+       u32 width, float *part) {
     u32 c = own_column(), stored = has_bias ? 2 * width : width;
     float sum = sum_of_rows(first_row(), end_row(rows), c < width, [&](u64 row) {
         float h = (load(x[row * width + c]) - stats[2 * row]) * stats[2 * row + 1];
@@ -128,14 +130,15 @@ KERNEL(256, layer_norm_weight, const real *x, const real *dy, const float *stats
         part[u64(blockIdx.y) * stored + c] = sum;
     if (!has_bias)
         return;
-    sum = sum_of_rows(first_row(), end_row(rows), c < width, [&](u64 row) { return load(dy[row * width + c]); });
+    sum = sum_of_rows(first_row(), end_row(rows), c < width,
+                      [&](u64 row) { return load(dy[row * width + c]); });
     if (is_first_part() && c < width)
         part[u64(blockIdx.y) * stored + width + c] = sum;
 }
 
 // x = n + dropout(x + bias), n being `residual`, or with `norm` LayerNorm of its rows. No bias, no norm: null.
-KERNEL(128, bias_residual, real *x, const float *bias, const real *residual, const float *norm, u32 has_bias, float eps,
-       Dropout d, u64 rows, u32 width) {
+KERNEL(128, bias_residual, real *x, const float *bias, const real *residual, const float *norm, u32 has_bias,
+       float eps, Dropout d, u64 rows, u32 width) {
     u64 row = own_row();
     if (row >= rows)
         return;

@@ -71,7 +71,8 @@ KERNEL(256, factor_columns, const float *g, u64 rows, u32 columns, FactorConstan
         part[u64(blockIdx.y) * columns + j] = sum;
 }
 // of_columns[j] = the running mean of (g^2 + eps) of a column; a thread a column.
-KERNEL(256, fold_factor_columns, const float *part, u64 rows, u32 columns, FactorConstants c, float *of_columns) {
+KERNEL(256, fold_factor_columns, const float *part, u64 rows, u32 columns, FactorConstants c,
+       float *of_columns) {
     u32 j = blockIdx.x * THREADS + threadIdx.x;
     if (j >= columns)
         return;
@@ -96,12 +97,16 @@ KERNEL(256, mean_factor_rows, const float *rows, u64 count, double *mean) {
     }
 }
 // What g is divided by, as a factor: of a matrix by row and column, of a vector by element.
-__device__ inline float of_row(const float *rows, const double *mean, u64 row) { return float(sqrt(*mean / rows[row])); }
-__device__ inline float of_column(const float *columns, u32 j, float scale) { return scale / sqrtf(columns[j]); }
+__device__ inline float of_row(const float *rows, const double *mean, u64 row) {
+    return float(sqrt(*mean / rows[row]));
+}
+__device__ inline float of_column(const float *columns, u32 j, float scale) {
+    return scale / sqrtf(columns[j]);
+}
 
 // out[row] = sum of squares of the step of a row, before the rate.
-KERNEL(256, factored_squares, const float *g, u32 columns, FactorConstants c, const float *rows, const float *of_columns,
-       const double *mean, double *out) {
+KERNEL(256, factored_squares, const float *g, u32 columns, FactorConstants c, const float *rows,
+       const float *of_columns, const double *mean, double *out) {
     u64 row = blockIdx.x;
     float sum = 0;
     for (u32 j = threadIdx.x; j < columns; j += THREADS) {
@@ -140,8 +145,8 @@ KERNEL(256, vector_squares, const float *g, u64 n, FactorConstants c, float *v, 
     if (threadIdx.x == 0)
         out[blockIdx.x] = sum;
 }
-KERNEL(256, vector_step, float *p, const float *g, u64 n, FactorConstants c, const float *v, const double *values,
-       const double *steps, real *copy) {
+KERNEL(256, vector_step, float *p, const float *g, u64 n, FactorConstants c, const float *v,
+       const double *values, const double *steps, real *copy) {
     u64 i = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= n)
         return;

@@ -70,7 +70,8 @@ __device__ inline float biased(const real *u, const float *bias, u64 row, u32 st
 }
 
 // y = dropout(act(u + bias)), or gated dropout(act(a) * b) where a row of u is [a | b], `width` elements each.
-KERNEL(256, activation, const real *u, const float *bias, u32 width, u32 kind, u32 gated, Dropout d, real *y) {
+KERNEL(256, activation, const real *u, const float *bias, u32 width, u32 kind, u32 gated, Dropout d,
+       real *y) {
     u64 row = blockIdx.x;
     u32 stored = gated ? 2 * width : width;
     RowKey key = row_key(d, row);

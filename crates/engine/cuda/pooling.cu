@@ -15,7 +15,8 @@ __device__ inline u32 column_of_span() { return blockIdx.y * COLUMNS + threadIdx
 KERNEL(256, span_means, const real *x, u32 width, const Span *spans, real *y) {
     Span span = spans[blockIdx.x];
     u32 c = column_of_span();
-    float sum = sum_of_rows(span.start, span.end, c < width, [&](u64 row) { return load(x[row * width + c]); });
+    float sum =
+        sum_of_rows(span.start, span.end, c < width, [&](u64 row) { return load(x[row * width + c]); });
     if (is_first_part() && c < width)
         store(y[u64(blockIdx.x) * width + c], sum / float(most(span.end - span.start, 1)));
 }
@@ -69,8 +70,8 @@ KERNEL(128, normalize_backward, const real *x, float least, const real *dy, real
         store(dx[c], fmaf(fmaf(-load(x[c]), along, load(dy[c])), factor, load(dx[c])));
 }
 
-KERNEL(256, rotate, real *x, u32 stride, u32 columns, const float *cos, const float *sin, u32 half, const u32 *positions,
-       u32 back) {
+KERNEL(256, rotate, real *x, u32 stride, u32 columns, const float *cos, const float *sin, u32 half,
+       const u32 *positions, u32 back) {
     u64 row = blockIdx.x, angles = u64(positions[row]) * half;
     for (u32 pair = threadIdx.x; pair < columns / 2; pair += THREADS) {
         u32 i = pair % half;

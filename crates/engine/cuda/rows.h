@@ -15,7 +15,9 @@ constexpr u64 PARTIAL_ROWS = 128;
 // The column of this thread, and the block's first row.
 __device__ inline u32 own_column() { return blockIdx.x * COLUMNS + threadIdx.x % COLUMNS; }
 __device__ inline u64 first_row() { return u64(blockIdx.y) * PARTIAL_ROWS; }
-__device__ inline u64 end_row(u64 rows) { return first_row() + PARTIAL_ROWS < rows ? first_row() + PARTIAL_ROWS : rows; }
+__device__ inline u64 end_row(u64 rows) {
+    return first_row() + PARTIAL_ROWS < rows ? first_row() + PARTIAL_ROWS : rows;
+}
 
 // Sum of f(row) over [from, to) for the column of this thread, where `in` is whether there is such a column. All 256 threads call
 // it; the result is that of the threads of part 0.

@@ -33,7 +33,8 @@ __device__ inline u32 state_bucket(const StateShape &s, const StateBias &b, u32 
 }
 __device__ inline float state_score(const StateShape &s, const StateBias &b, u32 row, u32 j, float product) {
     product *= s.scale;
-    return s.distances ? product + b.table[state_bucket(s, b, row / s.heads, j) * s.heads + row % s.heads] : product;
+    return s.distances ? product + b.table[state_bucket(s, b, row / s.heads, j) * s.heads + row % s.heads]
+                       : product;
 }
 
 // weights = dropout(softmax(scale scores + bias)), log_sum = log of the denominator.
@@ -56,8 +57,8 @@ KERNEL(256, state_weights, const float *scores, StateBias bias, StateShape s, fl
 }
 
 // weights as above; slopes = scale p (f g - delta), g being the products of dc and the states.
-KERNEL(256, state_slopes, const float *scores, const float *g, StateBias bias, StateShape s, const float *log_sum,
-       const float *delta, real *weights, real *slopes, float *part) {
+KERNEL(256, state_slopes, const float *scores, const float *g, StateBias bias, StateShape s,
+       const float *log_sum, const float *delta, real *weights, real *slopes, float *part) {
     DYNAMIC_SHARED(float, sums);
     u64 row = blockIdx.x;
     u32 head = row % s.heads, buckets = s.distances ? s.buckets : 0;

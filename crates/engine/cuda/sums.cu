@@ -11,7 +11,8 @@ constexpr u64 DOT_BLOCK = 16384;
 
 KERNEL(256, sum_rows, const real *x, u64 rows, u32 width, float *part) {
     u32 c = own_column();
-    float sum = sum_of_rows(first_row(), end_row(rows), c < width, [&](u64 row) { return load(x[row * width + c]); });
+    float sum =
+        sum_of_rows(first_row(), end_row(rows), c < width, [&](u64 row) { return load(x[row * width + c]); });
     if (is_first_part() && c < width)
         part[u64(blockIdx.y) * width + c] = sum;
 }

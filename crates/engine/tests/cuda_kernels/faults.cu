@@ -1,4 +1,5 @@
-// Kernels that are wrong on purpose: the host shim must find each of them (tests/cuda_kernels/shim.rs).
+// Kernels that are wrong on purpose: the host shim must find each of them
+// (tests/cuda_kernels/shim.rs).
 #include "common.h"
 
 // Half of the threads never reach the barrier.
