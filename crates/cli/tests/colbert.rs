@@ -97,10 +97,12 @@ fn evaluations(run: &Path) -> Vec<Value> {
 fn two_and_four_ranks_give_the_bits_of_one() {
     let corner = Corner::new();
     let scored = corner.path("scored.jsonl");
-    let losses: [&[&str]; 3] = [
+    let losses: [&[&str]; 5] = [
         &["--loss", "contrastive", "--temperature", "0.5"],
         &["--loss", "kl", "--train_data", &scored],
         &["--loss", "kl", "--raw_scores", "--zero_floor", "--train_data", &scored],
+        &["--loss", "contrastive", "--temperature", "0.05", "--xtr_k", "200", "--lr", "3e-3"],
+        &["--loss", "kl", "--xtr_k", "60", "--lr", "3e-3", "--train_data", &scored],
     ];
     for (i, loss) in losses.into_iter().enumerate() {
         let run = |name: &str, ranks: usize, more: &[&str]| {
@@ -126,15 +128,17 @@ fn two_and_four_ranks_give_the_bits_of_one() {
 fn negatives_of_other_shards_are_negatives_and_the_last_batch_may_be_short() {
     let corner = Corner::new();
     let flags = ["--dropout", "0", "--global_batch_size", "10", "--last_batch", "keep", "--total_steps", "6"];
-    let of = |name: &str, micro: &str| {
-        corner.train(name, &[&flags[..], &["--micro_batch_size", micro]].concat());
+    let of = |name: &str, micro: &str, more: &[&str]| {
+        corner.train(name, &[&flags[..], &["--micro_batch_size", micro], more].concat());
         losses(&corner.place.run_dir(name)).into_iter().map(|l| f64::from_bits(l.1)).collect::<Vec<_>>()
     };
-    // 24 queries in batches of 10, 10 and 4.
-    let whole = of("whole", "10");
-    for micro in ["5", "1"] {
-        for (a, b) in whole.iter().zip(&of(&format!("cut-{micro}"), micro)) {
-            assert!((a - b).abs() < 1e-3 * a.abs(), "one shard {whole:?}, shards of {micro}");
+    // 24 queries in batches of 10, 10 and 4. What XTR retrieves is of the whole update, too.
+    for (i, more) in [&[][..], &["--xtr_k", "30", "--temperature", "0.2"]].into_iter().enumerate() {
+        let whole = of(&format!("whole-{i}"), "10", more);
+        for micro in ["5", "1"] {
+            for (a, b) in whole.iter().zip(&of(&format!("cut-{i}-{micro}"), micro, more)) {
+                assert!((a - b).abs() < 1e-3 * a.abs(), "{more:?}: one shard {whole:?}, shards of {micro}");
+            }
         }
     }
     let run = |name: &str, ranks: usize| {

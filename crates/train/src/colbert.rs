@@ -1,11 +1,13 @@
-//! A ColBERT model at work: its texts as tokens, their vectors, exact scores.
+//! A ColBERT model at work: its texts as tokens, their vectors, exact scores, an index.
 //!
 //! ```
 //! use tercio_comm::World;
 //! use tercio_data::multi_vectors::TokensInMemory;
 //! use tercio_engine::{Cpu, Device};
 //! use tercio_models::embedding_model::TextKind;
+//! use tercio_search::manifest::Collection;
 //! use tercio_search::max_sim::MaxSim;
+//! use tercio_search::plaid::{PlaidIndex, PlaidOptions, PlaidSearch};
 //! use tercio_train::colbert::{ColbertEncoder, TokenPooling};
 //! use tercio_train::options::ColbertTextOptions;
 //! use tercio_train::setup::colbert::open_colbert_among;
@@ -42,6 +44,15 @@
 //! let search = MaxSim::load(&cpu, &collection, &|| false)?;
 //! let best = &search.search(&cpu, &[&query.values], 1, &|| false)?[0][0];
 //! assert_eq!(best.row, 1);
+//!
+//! // The same documents in an index on disk.
+//! # let folder = tempfile::tempdir()?;
+//! # let dir = folder.path();
+//! let of = Collection { path: "passages.tsv".into(), fingerprint: None, count: 2 };
+//! PlaidIndex::build(&cpu, &collection, of, dir, &PlaidOptions::default(), &|| false, &mut |_| {})?;
+//! let how = PlaidSearch { depth: 1, ..PlaidSearch::default() };
+//! let found = PlaidIndex::open(dir)?.search(&cpu, &[&query.values], how, &|| false)?;
+//! assert_eq!(found[0][0].row, 1);
 //! # Ok(())
 //! # }
 //! ```

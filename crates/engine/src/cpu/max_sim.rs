@@ -1,7 +1,7 @@
 //! MaxSim: a task is a document. Its rows meet those of its queries in one product after the other, each of which leaves a maximum a row.
 //!
 //! Products are in f32 whatever the precision of the model's, and on AMX by vectors: those sum in one order whatever is multiplied
-//! together, so that a score is the same bits beside any others.
+//! together, so that a score is the same bits beside any others. XTR's scores (`xtr.rs`) take a query as a task.
 
 use std::cell::RefCell;
 
@@ -12,6 +12,8 @@ use super::lanes::{Arithmetic, Isa, Precision, fma, kernel};
 use super::math;
 use super::product::{Operand, product_raw};
 use crate::device::{MaxSimShape, MaxSimSide, NO_ROW, Span};
+
+mod xtr;
 
 /// Query rows that meet a document at once, about.
 const ROWS: usize = 512;
@@ -77,6 +79,10 @@ pub(super) fn forward(
     let how = Arithmetic { isa: if isa == Isa::Amx { Isa::Avx512 } else { isa }, precision: Precision::F32 };
     let places = shape.places();
     let mut best = vec![NO_ROW; places[shape.pairs.len()]];
+    if shape.retrieved > 0 {
+        xtr::forward(how, queries, documents, width, shape, (scores, &mut best));
+        return best;
+    }
     let (best_rows, sums) = (Cells(best.as_mut_ptr()), Cells(scores.as_mut_ptr()));
     let groups = shape.grouped(MaxSimSide::Documents);
     groups.par_iter().enumerate().for_each(|(document, pairs)| {
@@ -152,6 +158,7 @@ pub(super) fn backward(
             let (q, document) = shape.pairs[pair as usize];
             let (q, document) = (shape.queries[q as usize], shape.documents[document as usize]);
             let rows = &best[places[pair as usize]..][..q.len()];
+            let slope = (f64::from(slopes[pair as usize]) / shape.divisor(rows)) as f32;
             for (i, &row) in (q.start..q.end).zip(rows).filter(|(_, row)| **row != NO_ROW) {
                 assert!((row as usize) < document.len(), "a best row is beyond its document");
                 let (own, other) = match side {
@@ -160,7 +167,7 @@ pub(super) fn backward(
                 };
                 // SAFETY: within a span that was checked; no other task has the rows of this text.
                 let sum = unsafe { d.at(own as usize * width, width) };
-                add_scaled(isa, sum, &others[other as usize * width..][..width], slopes[pair as usize]);
+                add_scaled(isa, sum, &others[other as usize * width..][..width], slope);
             }
         }
     });

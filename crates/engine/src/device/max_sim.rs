@@ -9,7 +9,7 @@ pub const NO_ROW: u32 = u32::MAX;
 pub const EMPTY_DOCUMENT: f64 = -1.0;
 
 /// Late interaction (Khattab and Zaharia, 2020): for each pair of a query and a document the sum over the query's rows of the greatest
-/// inner product with a row of the document.
+/// inner product with a row of the document; or XTR's (Lee et al., 2023), see [`MaxSimShape::retrieved`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MaxSimShape {
     /// Rows of each query.
@@ -21,6 +21,10 @@ pub struct MaxSimShape {
     /// Of each document whether no query row gets less than 0 from it, as PyLate's masks have it: what they exclude stands as a product
     /// of 0 beside the real ones. Empty: no document has a floor.
     pub floors: Vec<bool>,
+    /// XTR's score where it is above 0: of each query row only as many rows of all documents that its query is paired with count as are
+    /// retrieved so, those of the greatest products (of equal ones the earlier pair's, then the earlier row); a document gets the sum of the
+    /// greatest that count, divided by the number of query rows that have one, and 0 where none has. No floors then.
+    pub retrieved: usize,
 }
 
 impl MaxSimShape {
@@ -28,7 +32,7 @@ impl MaxSimShape {
     pub fn all(queries: Vec<Span>, documents: Vec<Span>) -> MaxSimShape {
         let count = documents.len() as u32;
         let pairs = (0..queries.len() as u32).flat_map(|q| (0..count).map(move |d| (q, d))).collect();
-        MaxSimShape { queries, documents, pairs, floors: Vec::new() }
+        MaxSimShape { queries, documents, pairs, ..MaxSimShape::default() }
     }
 
     /// Where each pair's best rows begin, and their number at the end: one row for every row of its query.
@@ -67,7 +71,17 @@ impl MaxSimShape {
         }
         let (q, d) = (self.queries.len(), self.documents.len());
         assert!(self.floors.is_empty() || self.floors.len() == d, "floors are of all documents or of none");
+        let floored = self.floors.contains(&true);
+        assert!(!floored || self.retrieved == 0, "what is not retrieved has no floor");
         assert!(self.pairs.iter().all(|p| (p.0 as usize) < q && (p.1 as usize) < d), "a pair of no texts");
+    }
+
+    /// What a pair's score and slope are divided by, from the best rows of its query's rows.
+    pub(crate) fn divisor(&self, best: &[u32]) -> f64 {
+        match self.retrieved {
+            0 => 1.0,
+            _ => best.iter().filter(|row| **row != NO_ROW).count().max(1) as f64,
+        }
     }
 
     /// Whether a document has the floor.

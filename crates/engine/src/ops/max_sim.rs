@@ -1,6 +1,8 @@
 //! MaxSim (Khattab and Zaharia, 2020): `score(q, d) = sum over rows i of q of max over rows j of d of x_i . y_j`, of chosen pairs.
 //!
-//! The similarities are never held together: forward goes document by document and keeps, for every pair and row of its query, which row
+//! Or XTR's score, for which only the greatest products of a query's row with all documents count ([`MaxSimShape::retrieved`]).
+//!
+//! The similarities are never held together (XTR's: those of a query are): forward goes document by document and keeps, for every pair and row of its query, which row
 //! was the best one; that is all the backward needs, for the derivative reaches no other. Of equal rows the first is the best one.
 
 use std::rc::Rc;

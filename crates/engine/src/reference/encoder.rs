@@ -243,6 +243,9 @@ impl EncoderKernels for Reference {
     ) -> Vec<u32> {
         let (queries, documents, scores) = (queries.slice(), documents.slice(), scores.slice());
         shape.check(queries.len() / width, documents.len() / width);
+        if shape.retrieved > 0 {
+            return xtr(queries, documents, width, shape, scores);
+        }
         let mut best = Vec::new();
         for (pair, &(q, d)) in shape.pairs.iter().enumerate() {
             let (has_floor, none) = (shape.has_floor(d as usize), shape.without_rows(d as usize));
@@ -280,7 +283,9 @@ impl EncoderKernels for Reference {
         let mut rows = best.iter();
         for (&(q, d), slope) in shape.pairs.iter().zip(slopes) {
             let (q, d) = (shape.queries[q as usize], shape.documents[d as usize]);
-            for (i, &row) in (q.start..q.end).zip(rows.by_ref()).filter(|(_, row)| **row != NO_ROW) {
+            let own: Vec<u32> = rows.by_ref().take(q.len()).copied().collect();
+            let slope = slope / shape.divisor(&own);
+            for (i, &row) in (q.start..q.end).zip(&own).filter(|(_, row)| **row != NO_ROW) {
                 let (own, other) = match side {
                     MaxSimSide::Queries => (i, d.start + row),
                     MaxSimSide::Documents => (d.start + row, i),
@@ -291,4 +296,39 @@ impl EncoderKernels for Reference {
             }
         }
     }
+}
+
+/// XTR's scores, as plainly as they are written.
+fn xtr(
+    queries: &[f64],
+    documents: &[f64],
+    width: usize,
+    shape: &MaxSimShape,
+    scores: &mut [f64],
+) -> Vec<u32> {
+    let mut best: Vec<Vec<u32>> = Vec::new();
+    for (pair, &(q, _)) in shape.pairs.iter().enumerate() {
+        let own = shape.queries[q as usize];
+        let dot = |i: u32, j: u32| -> f64 {
+            let (i, j) = (i as usize * width, j as usize * width);
+            (0..width).map(|k| queries[i + k] * documents[j + k]).sum()
+        };
+        let (mut sum, mut rows) = (0.0, Vec::new());
+        for i in own.start..own.end {
+            // All rows that this one meets, best first; the sort keeps the order of equal ones.
+            let others = shape.pairs.iter().enumerate().filter(|(_, other)| other.0 == q);
+            let mut all: Vec<(f64, usize, u32)> = Vec::new();
+            for (other, &(_, d)) in others {
+                let d = shape.documents[d as usize];
+                all.extend((d.start..d.end).map(|j| (dot(i, j), other, j - d.start)));
+            }
+            all.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let found = all.iter().take(shape.retrieved).find(|(_, other, _)| *other == pair);
+            sum += found.map_or(0.0, |found| found.0);
+            rows.push(found.map_or(NO_ROW, |found| found.2));
+        }
+        scores[pair] = sum / shape.divisor(&rows);
+        best.push(rows);
+    }
+    best.concat()
 }

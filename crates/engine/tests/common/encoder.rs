@@ -269,11 +269,19 @@ fn max_sims(s: &Sizes) -> Vec<Listed> {
     let pairs = vec![(last, 0), (first, 1), (first, 2), (1, 0), (last, 2), (first, 1)];
     // The empty one has no floor.
     let floors = (0..masked.len()).map(|d| d != 1).collect();
-    let chosen = MaxSimShape { queries: queries.clone(), documents: masked, pairs, floors };
+    let retrieved = 0;
+    let chosen = MaxSimShape { queries: queries.clone(), documents: masked, pairs, floors, retrieved };
     let (own, theirs) = queries.split_at(1);
     let within = MaxSimShape::all(own.to_vec(), theirs.to_vec());
+    let xtr = |shape: &MaxSimShape, retrieved| MaxSimShape { floors: vec![], retrieved, ..shape.clone() };
+    let xtrs =
+        [("XTR, all", &all, 1 << 20, true), ("XTR, 2", &all, 2, true), ("XTR, chosen, 3", &chosen, 3, true)];
+    let one = [("XTR, one tensor, 1", &within, 1, false)];
+    let xtrs = xtrs.into_iter().chain(one).map(|(name, shape, count, two)| (name, xtr(shape, count), two));
+    let xtrs: Vec<_> = xtrs.collect();
     [("all", all, true), ("chosen, floor", chosen, true), ("one tensor", within, false)]
         .into_iter()
+        .chain(xtrs)
         .map(|(name, shape, two)| {
             let inputs = [(tokens, s.width), (rows, s.width)][..if two { 2 } else { 1 }].to_vec();
             (format!("MaxSim, {name}"), EncoderOp::MaxSim { shape }, vec![], inputs)

@@ -187,6 +187,7 @@ fn train<D: RankDevice>(
             }),
         },
         loss: ColbertLoss::Contrastive { temperature: 1.0, smoothing: 0.0 },
+        retrieved: 0,
         zero_floor: false,
         one_shard: plan.shards == 1,
         teacher: None,

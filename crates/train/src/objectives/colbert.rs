@@ -65,6 +65,8 @@ pub struct ColbertObjective<D: Device> {
     pub choice: PassageChoice,
     /// What is learned.
     pub loss: ColbertLoss,
+    /// XTR's scores: how many tokens of all documents are retrieved for a query's token; 0: MaxSim.
+    pub retrieved: usize,
     /// Whether masked tokens of documents count as products of 0, as in PyLate.
     pub zero_floor: bool,
     /// Whether an update is one shard, so that its loss needs no pass before.
@@ -113,10 +115,11 @@ impl<D: Device> ColbertObjective<D> {
         shard: &ColbertShard,
         weight: f64,
     ) -> f64 {
-        let shape = match self.loss {
+        let mut shape = match self.loss {
             ColbertLoss::Contrastive { .. } => shard.all_pairs(),
             ColbertLoss::Distillation(_) => shard.own_pairs(|q| shard.gold[q].len()),
         };
+        shape.retrieved = self.retrieved;
         let scored = tape.max_sim(vectors, vectors, &Rc::new(shape));
         let scores = device.read_f64(scored.tensor.view());
         let (mut loss, mut slopes) = (0.0, Vec::with_capacity(scores.len()));
@@ -211,7 +214,7 @@ impl<D: Device> Objective<D> for ColbertObjective<D> {
             CommError::Protocol("a rank sent vectors that do not fit its queries and documents".into())
         })?;
         let contrast = self.contrast(temperature, smoothing, update.len());
-        let settled = update.settle(world, &self.device, width, contrast, own)?;
+        let settled = update.settle(world, &self.device, width, (contrast, self.retrieved), own)?;
         for (shard, (loss, gradients)) in shards.iter_mut().zip(settled) {
             shard.settled = Some(Settled { loss, gradients });
         }

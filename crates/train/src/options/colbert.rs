@@ -9,6 +9,9 @@ use tercio_data::template::TextTemplate;
 
 use super::{DataOptions, MOST_DIMENSIONS, MOST_PASSAGES, MOST_TEXT_TOKENS, TaskOptions, TrainOptions};
 
+/// Tokens that are believed to be meant by `--xtr_k`.
+const MOST_RETRIEVED: usize = 1 << 24;
+
 /// All settings of `tercio train colbert`.
 pub type ColbertOptions = TrainOptions<ColbertModelOptions>;
 
@@ -119,6 +122,10 @@ pub struct ColbertModelOptions {
     /// A masked token of a document counts as a product of 0 with every token of a query, as in PyLate; else it has no part
     #[arg(long, env = "TERCIO_ZERO_FLOOR")]
     pub zero_floor: bool,
+    /// Score as XTR does in training: of a token of a query only so many tokens of all documents of the update count (with --loss kl of
+    /// the query's own documents), and a document's score is the mean over the tokens that find one in it; 0: MaxSim. PyLate takes 256
+    #[arg(long, env = "TERCIO_XTR_K", default_value_t = 0)]
+    pub xtr_k: usize,
     /// Documents of each query whose scores are distilled, best first
     #[arg(long, env = "TERCIO_N_CONTEXT", default_value_t = 32)]
     pub n_context: usize,
@@ -190,7 +197,7 @@ impl TaskOptions for ColbertModelOptions {
     }
 
     fn added() -> Vec<(&'static str, toml::Value)> {
-        Vec::new()
+        vec![("xtr_k", 0.into())]
     }
     fn check(&self, all: &TrainOptions<Self>) -> Result<(), String> {
         self.text.check()?;
@@ -216,6 +223,12 @@ impl TaskOptions for ColbertModelOptions {
         ];
         if let Some((flag, n)) = counts.iter().find(|(_, n)| *n > MOST_PASSAGES) {
             return Err(format!("--{flag} {n}: expected at most {MOST_PASSAGES}"));
+        }
+        if self.xtr_k > MOST_RETRIEVED {
+            return Err(format!("--xtr_k {}: expected at most {MOST_RETRIEVED}", self.xtr_k));
+        }
+        if self.xtr_k > 0 && self.zero_floor {
+            return Err("--xtr_k: a token that is not retrieved has no part, so there is no floor: leave --zero_floor out".into());
         }
         if self.no_expansion && self.attend_to_expansion {
             return Err(

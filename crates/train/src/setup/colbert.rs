@@ -126,6 +126,7 @@ impl<D: RankDevice> Task<D> for ColbertModelOptions {
             },
             encoding,
             loss,
+            retrieved: o.xtr_k,
             zero_floor: o.zero_floor,
             one_shard: plan.shards == 1,
             model,

@@ -149,6 +149,7 @@ impl ColbertShard {
             documents: documents.to_vec(),
             pairs,
             floors: self.floors.clone(),
+            ..MaxSimShape::default()
         }
     }
 }

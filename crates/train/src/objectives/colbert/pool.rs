@@ -103,7 +103,7 @@ impl WholeUpdate {
         world: &World,
         device: &D,
         width: usize,
-        contrast: Contrast,
+        (contrast, retrieved): (Contrast, usize),
         own: Range<usize>,
     ) -> Result<Vec<(f64, Vec<f32>)>, TrainError> {
         let queries = self.query_starts[own.start]..self.query_starts[own.end];
@@ -114,6 +114,7 @@ impl WholeUpdate {
             update: self,
             device,
             contrast,
+            retrieved,
             dq: Tensor::zeros(device, q.rows, width),
             dd: Tensor::zeros(device, d.rows, width),
             q,
@@ -131,7 +132,9 @@ impl WholeUpdate {
             return Err(CommError::Protocol(what.into()).into());
         }
         if !whole && !documents.is_empty() {
-            for chunk in pass.chunks(0..self.queries.len(), documents.len()) {
+            // Which tokens of a document are retrieved hangs on all documents.
+            let met = if retrieved > 0 { self.documents.len() } else { documents.len() };
+            for chunk in pass.chunks(0..self.queries.len(), met) {
                 pass.columns(chunk, documents.clone(), &normalizers);
             }
         }
@@ -157,6 +160,8 @@ struct Pass<'a, D: Device> {
     update: &'a WholeUpdate,
     device: &'a D,
     contrast: Contrast,
+    /// See [`MaxSimShape::retrieved`].
+    retrieved: usize,
     q: Tensor<D>,
     d: Tensor<D>,
     dq: Tensor<D>,
@@ -175,6 +180,7 @@ impl<D: Device> Pass<'_, D> {
         let u = self.update;
         MaxSimShape {
             floors: u.floors[documents.clone()].to_vec(),
+            retrieved: self.retrieved,
             ..MaxSimShape::all(u.queries[queries].to_vec(), u.documents[documents].to_vec())
         }
     }
@@ -215,15 +221,40 @@ impl<D: Device> Pass<'_, D> {
     /// Adds to the gradients of `documents` what comes from `queries`.
     fn columns(&mut self, queries: Range<usize>, documents: Range<usize>, normalizers: &[f64]) {
         let (count, c) = (self.update.documents.len(), self.contrast);
-        let shape = self.shape(queries.clone(), documents.clone());
-        let (scores, best) = self.scores(&shape);
+        let met = if self.retrieved > 0 { 0..count } else { documents.clone() };
+        let mut shape = self.shape(queries.clone(), met.clone());
+        let (scores, mut best) = self.scores(&shape);
         let mut slopes = Vec::with_capacity(scores.len());
-        for (row, q) in scores.chunks(documents.len()).zip(queries) {
+        for (row, q) in scores.chunks(met.len()).zip(queries) {
             let positive = self.update.positives[q];
-            let of =
-                |(d, &s): (usize, &f64)| c.slope(s, documents.start + d == positive, normalizers[q], count);
+            let of = |(d, &s): (usize, &f64)| c.slope(s, met.start + d == positive, normalizers[q], count);
             slopes.extend(row.iter().enumerate().map(of));
+        }
+        if met != documents {
+            (best, slopes) = only(&mut shape, &documents, &best, &slopes);
         }
         self.backward(&shape, &best, &slopes, MaxSimSide::Documents);
     }
+}
+
+/// Leaves only the pairs of some documents, with their best rows and slopes.
+fn only(
+    shape: &mut MaxSimShape,
+    documents: &Range<usize>,
+    best: &[u32],
+    slopes: &[f64],
+) -> (Vec<u32>, Vec<f64>) {
+    let (mut pairs, mut rows, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rest = best;
+    for (&(q, d), &slope) in shape.pairs.iter().zip(slopes) {
+        let (own, others) = rest.split_at(shape.queries[q as usize].len());
+        rest = others;
+        if documents.contains(&(d as usize)) {
+            pairs.push((q, d));
+            rows.extend_from_slice(own);
+            kept.push(slope);
+        }
+    }
+    shape.pairs = pairs;
+    (rows, kept)
 }
