@@ -362,6 +362,14 @@ fn a_plan_says_what_an_update_is() {
         assert_eq!(plan[name], value, "{name}: {plan}");
     }
     assert!(!corner.dir("plan").exists());
+    // An average is one more arena, and one more file of a checkpoint.
+    let output = corner.train("plan", &["--dry-run", "--json", "--average_decay", "0.9"]);
+    let averaged: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let parameters = plan["memory"]["parameters"].as_u64().unwrap();
+    let average = |plan: &Value| plan["memory"]["average"].as_u64().unwrap();
+    assert_eq!((average(&plan), average(&averaged)), (0, parameters));
+    let checkpoint = |plan: &Value| plan["checkpoint"].as_u64().unwrap();
+    assert_eq!(checkpoint(&averaged), checkpoint(&plan) + parameters);
     let said = stderr(&corner.train("plan", &["--dry-run"]));
     assert!(said.contains("an update is 8 texts on any number of ranks"), "{said}");
 }

@@ -39,6 +39,8 @@ pub struct MemoryPlan {
     pub gradients: u64,
     /// Sums of gradients that exist at a time: `log2(groups) + 1`.
     pub gradient_arenas: u64,
+    /// The running average of the parameters, where one is kept.
+    pub average: u64,
     /// Activations and workspace of the largest shard of the sample, as measured; `None` where nothing was measured.
     pub activations: Option<u64>,
     /// The program, its tokenizer and the data's index.
@@ -203,14 +205,16 @@ pub fn plan_among<D: RankDevice, O: Objective<D>>(
     let moments = kept.saturating_mul(ELEMENT);
     let program = before.saturating_sub(parameters).saturating_sub(moments);
     let moments = moments / if split { ranks as u64 } else { 1 };
+    let average = if options.average.is_some() { parameters } else { 0 };
     let memory = MemoryPlan {
         parameters,
         moments,
         gradients,
         gradient_arenas,
+        average,
         activations,
         program,
-        total: [parameters, moments, gradients, activations.unwrap_or(0), program]
+        total: [parameters, moments, gradients, average, activations.unwrap_or(0), program]
             .iter()
             .fold(0, |sum, &part| sum.saturating_add(part)),
         available,
@@ -242,7 +246,7 @@ pub fn plan_among<D: RankDevice, O: Objective<D>>(
         measured_updates: if measured.is_some() { 2 } else { 0 },
         seconds_per_update,
         seconds: seconds_per_update.map(|s| s * left as f64),
-        checkpoint: checkpoint_bytes(options.optim.optim, objective.layout()),
+        checkpoint: checkpoint_bytes(options.optim.optim, objective.layout()).saturating_add(average),
         checkpoints: checkpoints(options, left),
         disk_free: free_bytes(run_dir),
         warnings: Vec::new(),
@@ -366,11 +370,12 @@ impl fmt::Display for Plan {
         writeln!(f, "memory        {} of {} available", human(m.total), known(m.available))?;
         writeln!(
             f,
-            "              parameters {}, moments {}, gradients {} ({} sums), activations {}, program {}",
+            "              parameters {}, moments {}, gradients {} ({} sums){}, activations {}, program {}",
             human(m.parameters),
             human(m.moments),
             human(m.gradients),
             m.gradient_arenas,
+            if m.average > 0 { format!(", average {}", human(m.average)) } else { String::new() },
             m.activations.map_or("not measured".to_owned(), human),
             human(m.program)
         )?;
