@@ -1,4 +1,5 @@
-//! Parquet as lines of JSON: the rows of a file, one object a line, with the columns that data files are known to have.
+//! Parquet as lines of JSON: the rows of a file, one object a line, with the columns that data files are known to have, and all others of text
+//! or whole numbers: a corpus names its own.
 //!
 //! Parquet stores columns, and a row in the middle costs a page of each. So a file is turned into lines once, beside the index,
 //! as a compressed file is decompressed; after that any row is one read. Memory is a page of each column at a time.
@@ -8,7 +9,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use parquet::basic::Compression;
+use parquet::basic::{Compression, ConvertedType, Type as Physical};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::RowIter;
@@ -18,8 +19,8 @@ use serde_json::{Map, Value};
 
 use crate::question::ID_KEYS;
 
-/// Columns that are read beside [`ID_KEYS`]: those of passages, questions, training data and corpora. Collections often have others, such as
-/// vectors of another model, that would make the copy many times larger.
+/// Columns that are read beside [`ID_KEYS`], whatever is in them: those of passages, questions, training data and corpora. Collections often
+/// have others, such as vectors of another model, that would make the copy many times larger.
 const COLUMNS: [&str; 21] = [
     "title",
     "text",
@@ -71,7 +72,8 @@ fn open(file: File) -> io::Result<RowIter<'static>> {
     let metadata = reader.metadata();
     let schema = metadata.file_metadata().schema();
     let known = |name: &str| ID_KEYS.contains(&name) || COLUMNS.contains(&name);
-    let kept: Vec<_> = schema.get_fields().iter().filter(|field| known(field.name())).cloned().collect();
+    let of_use = |field: &Type| known(field.name()) || is_plain(field);
+    let kept: Vec<_> = schema.get_fields().iter().filter(|field| of_use(field)).cloned().collect();
     if kept.is_empty() {
         let names: Vec<&str> = schema.get_fields().iter().map(|field| field.name()).collect();
         return Err(unsupported(format!(
@@ -80,7 +82,8 @@ fn open(file: File) -> io::Result<RowIter<'static>> {
         )));
     }
     for column in metadata.row_groups().iter().flat_map(|group| group.columns()) {
-        let of_ours = column.column_path().parts().first().is_some_and(|name| known(name));
+        let first = column.column_path().parts().first();
+        let of_ours = kept.iter().any(|field| first.is_some_and(|name| field.name() == name));
         if of_ours && matches!(column.compression(), Compression::BROTLI(_) | Compression::LZO) {
             return Err(unsupported(format!(
                 "the column {} is compressed as {}, which is not read here; write it with zstd, snappy, gzip or lz4",
@@ -91,6 +94,20 @@ fn open(file: File) -> io::Result<RowIter<'static>> {
     }
     let projection = Type::group_type_builder(schema.name()).with_fields(kept).build().map_err(damage)?;
     RowIter::from_file_into(Box::new(reader)).project(Some(projection)).map_err(damage)
+}
+
+/// Whether a column has text, or whole numbers that are no more than that.
+fn is_plain(field: &Type) -> bool {
+    if !field.is_primitive() {
+        return false;
+    }
+    let kind = field.get_basic_info().converted_type();
+    match field.get_physical_type() {
+        Physical::BYTE_ARRAY => kind == ConvertedType::UTF8,
+        Physical::INT32 | Physical::INT64 => kind == ConvertedType::NONE,
+        Physical::BOOLEAN => true,
+        _ => false,
+    }
 }
 
 struct Lines {

@@ -99,6 +99,8 @@ fn every_fault_says_where_and_what() {
     // Columns of other names, or of another kind.
     let plain = &texts[..1];
     written(&path, "message m { optional binary body (UTF8); }", None, plain);
+    says(0, &["p.parquet, line 1", "a string in `text`", "found none"]);
+    written(&path, "message m { optional binary body; }", None, plain);
     says(0, &["p.parquet: expected columns such as id, title, text", "found body"]);
     written(&path, "message m { optional binary text (UTF8); }", None, plain);
     says(0, &["`id`, `_id`", "an id of its own"]);

@@ -42,6 +42,15 @@ fn documents_are_those_of_json() {
     let want = [("one", "a"), ("naïve 東京", "b"), ("three", "a")];
     assert_eq!(found, want.map(|(t, l)| (t.to_owned(), vec![l.to_owned()])));
 
+    // Columns that only this file has.
+    let reviews = dir.path().join("reviews.parquet");
+    let schema = "message m { optional binary review (UTF8); optional int64 stars; }";
+    written::<Int64Type>(&reviews, schema, &texts, &[Some(5), Some(1), Some(5)]);
+    let columns = Columns { text: vec!["review".into()], labels: vec!["stars".into()], ..Columns::default() };
+    let documents = Documents::open(&reviews, &cache).unwrap().with_columns(columns).unwrap();
+    let second = documents.get(1).unwrap();
+    assert_eq!((second.text, second.labels), ("naïve 東京".to_owned(), vec!["1".to_owned()]));
+
     // As GLUE has it: a column of another name, numbers as labels, one of them missing.
     let numbers = dir.path().join("numbers.parquet");
     let schema = "message m { optional binary sentence (UTF8); optional int64 label; }";

@@ -48,8 +48,7 @@ impl Document {
 /// - `.txt`, `.ft`, `.fasttext`: FastText's lines, `__label__NAME` once or more, then the text;
 /// - `.csv`, `.tsv`: rows of fields, quoted as Python's csv module does it, with named columns ([`Columns`]);
 /// - `.jsonl` (or one list in `.json`): objects with a text and a label or a list of labels;
-/// - `.parquet`, with the feature of that name: likewise, of columns that data is known to have (`text`, `sentence`, `content`, `title`,
-///   `question`; `label`, `labels`, `class`);
+/// - `.parquet`, with the feature of that name: likewise;
 /// - a folder with a folder for each label, in which every file is a document.
 ///
 /// Files also as `.gz` or `.zst`. Shared between threads freely: reading takes no lock and moves no file position.
