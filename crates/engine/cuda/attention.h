@@ -73,10 +73,11 @@ __device__ inline void load_tile(const real *x, u32 stride, u32 n, u32 dim, floa
 __device__ inline void products(const float *own, const float *other, u32 dim, float (&s)[OWN][OTHER]) {
     u32 row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     UNROLL
-    for (u32 r = 0; r < OWN; r++)
+    for (u32 r = 0; r < OWN; r++) {
         UNROLL
-    for (u32 j = 0; j < OTHER; j++)
-        s[r][j] = 0;
+        for (u32 j = 0; j < OTHER; j++)
+            s[r][j] = 0;
+    }
     for (u32 c = 0; c < dim; c++) {
         float a[OWN], b[OTHER];
         UNROLL
@@ -86,10 +87,11 @@ __device__ inline void products(const float *own, const float *other, u32 dim, f
         for (u32 j = 0; j < OTHER; j++)
             b[j] = other[(lane + LANES * j) * (dim + 1) + c];
         UNROLL
-        for (u32 r = 0; r < OWN; r++)
+        for (u32 r = 0; r < OWN; r++) {
             UNROLL
-        for (u32 j = 0; j < OTHER; j++)
-            s[r][j] = fmaf(a[r], b[j], s[r][j]);
+            for (u32 j = 0; j < OTHER; j++)
+                s[r][j] = fmaf(a[r], b[j], s[r][j]);
+        }
     }
 }
 

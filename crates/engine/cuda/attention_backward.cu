@@ -5,8 +5,8 @@
 // queries, heads)); attention_keys (the same over tiles of keys). No two blocks write a row, so no atomics; sums go over the tiles in
 // order. With a bias, attention_queries leaves the tile's sum for each bucket in `part` `[tiles, buckets * heads]`, which
 // `fold_rows` (sums.cu) adds to the table's gradient. Gradients lie as their tensors do: dq as q, dkv as kv.
-// Limits: as attention.cu. Dynamic shared memory, in floats: queries 3 * 32 * (dim + 1) + 32 * 33 + 32 * (dim + 1) + 129 * buckets;
-// keys 4 * 32 * (dim + 1) + 2 * 32 * 33; with heads of 128 that is beyond 48 KiB and must be asked for.
+// Limits: as attention.cu. Dynamic shared memory, in floats: queries 4 * 32 * (dim + 1) + 32 * 33 + 129 * buckets;
+// keys 4 * 32 * (dim + 1) + 2 * 32 * 33; beyond 48 KiB it must be asked for. With heads of 128 a table has at most 60 buckets.
 #include "attention.h"
 
 // Sum of a b over rows of `dim`, a warp a row; grid = ceil(rows / 4).
@@ -94,14 +94,15 @@ __device__ inline void queries_backward(const real *q, const real *kv, const Spa
         products(own, key_tile, s.dim, x);
         products(dout, value_tile, s.dim, g);
         UNROLL
-        for (u32 r = 0; r < OWN; r++)
+        for (u32 r = 0; r < OWN; r++) {
             UNROLL
-        for (u32 t = 0; t < OTHER; t++) {
-            u32 i = row + TILE / OWN * r, j = j0 + lane + LANES * t;
-            Slope d = slope_of(s, bias, known[r], tile.first + i, j, ks.start, head, x[r][t], g[r][t]);
-            slopes[i * WEIGHT_STRIDE + lane + LANES * t] = d.slope;
-            if (buckets)
-                sums[d.bucket * (THREADS + 1) + threadIdx.x] += d.slope;
+            for (u32 t = 0; t < OTHER; t++) {
+                u32 i = row + TILE / OWN * r, j = j0 + lane + LANES * t;
+                Slope d = slope_of(s, bias, known[r], tile.first + i, j, ks.start, head, x[r][t], g[r][t]);
+                slopes[i * WEIGHT_STRIDE + lane + LANES * t] = d.slope;
+                if (buckets)
+                    sums[d.bucket * (THREADS + 1) + threadIdx.x] += d.slope;
+            }
         }
         __syncthreads();
         accumulate(slopes, false, key_tile, s.dim, acc);

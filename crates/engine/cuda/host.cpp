@@ -67,6 +67,7 @@ struct Machine {
     void fail(const std::string &what);
     std::string describe(unsigned thread) const;
     bool run_block(Index block, std::size_t dynamic);
+    void run_warp(unsigned first);
     bool release_warp(unsigned first);
     bool complete(unsigned first, unsigned lane);
     bool check_guards();
@@ -210,6 +211,20 @@ bool Machine::release_warp(unsigned first) {
     return released;
 }
 
+void Machine::run_warp(unsigned first) {
+    unsigned lanes = threads - first < LANES ? threads - first : LANES;
+    do {
+        for (unsigned k = 0; k < lanes && error.empty(); k++) {
+            current = first + (descending ? lanes - 1 - k : k);
+            const Fiber &f = fibers[current];
+            if (f.done || f.waits != Operation::None)
+                continue;
+            running.thread = {current, 0, 0};
+            resume();
+        }
+    } while (error.empty() && release_warp(first));
+}
+
 bool Machine::check_guards() {
     for (const Array &a : arrays)
         for (std::size_t i = 0; i < GUARD; i++)
@@ -231,21 +246,12 @@ bool Machine::run_block(Index block, std::size_t dynamic) {
         f.waits = Operation::None;
     }
     for (;;) {
-        for (unsigned k = 0; k < threads && error.empty(); k++) {
-            current = descending ? threads - 1 - k : k;
-            Fiber &f = fibers[current];
-            if (f.done || f.waits != Operation::None)
-                continue;
-            running.thread = {current, 0, 0};
-            resume();
-        }
-        bool released = false;
-        for (unsigned first = 0; first < threads; first += LANES)
-            released |= release_warp(first);
+        // A warp after the other, each as far as it comes alone: a GPU may do so, and then a barrier that is missing shows.
+        unsigned warps = (threads + LANES - 1) / LANES;
+        for (unsigned w = 0; w < warps && error.empty(); w++)
+            run_warp((descending ? warps - 1 - w : w) * LANES);
         if (!error.empty())
             return false;
-        if (released)
-            continue;
         unsigned ended = 0;
         for (unsigned t = 0; t < threads; t++)
             ended += fibers[t].done;

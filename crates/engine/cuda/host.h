@@ -3,7 +3,8 @@
 // One fiber stands for each thread of a block; a fiber runs until it ends or waits: at __syncthreads, or at an operation of
 // its warp. A wait that can never end (threads of a block ended, or wait elsewhere) is an error that names kernel,
 // block and thread. Shared memory is filled with ones' bits (NaN) before every block and has guards behind every array.
-// Blocks and threads run in ascending or in descending order, so a missing barrier gives other bits in one of the two.
+// Blocks, warps and threads run in ascending or in descending order, each as far as it comes before the next begins, so a missing
+// barrier gives other bits in one of the two.
 // Not imitated: more than one dimension of a block, textures, atomics, asynchronous copies, streams, speed.
 #pragma once
 #include <bit>

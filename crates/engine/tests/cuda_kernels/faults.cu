@@ -38,6 +38,20 @@ KERNEL(64, fault_no_barrier, u32 with, u32 *out) {
         __syncthreads();
     out[threadIdx.x] = values[(threadIdx.x + 1) % 64];
 }
+// A warp writes anew what the other has yet to read: a barrier is missing after the first round.
+KERNEL(64, fault_run_ahead, u32 with, u32 *out) {
+    SHARED(u32, parts, 2);
+    u32 warp = threadIdx.x / WARP, sum = 0;
+    for (u32 round = 1; round < 4; round++) {
+        if (threadIdx.x % WARP == 0)
+            parts[warp] = round;
+        __syncthreads();
+        sum += parts[1 - warp];
+        if (with)
+            __syncthreads();
+    }
+    out[threadIdx.x] = sum;
+}
 // More shared memory than any GPU has.
 KERNEL(64, fault_too_much, u32 *out) {
     SHARED(u32, values, 100000);

@@ -258,6 +258,13 @@ fn compiled(storage: Storage) -> PathBuf {
         });
         let log = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "c++ does not compile the CUDA kernels for the host:\n{log}");
+        let older = |f: &PathBuf| {
+            let name = f.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(&format!("cuda-kernels-{storage:?}-"))
+        };
+        for file in files(folder, "so").iter().filter(|f| older(f)) {
+            std::fs::remove_file(file).expect("a file of the build folder");
+        }
         std::fs::rename(&part, &path).expect("a file of the build folder");
     }
     path

@@ -44,6 +44,9 @@ fn a_missing_barrier_gives_other_bits_in_one_of_the_orders() {
     let of = |with: u32, descending| run("fault_no_barrier", vec![with.into()], 64, descending).unwrap();
     assert_eq!((of(1, false), of(1, true)), (right.clone(), right));
     assert_ne!(of(0, false), of(0, true));
+    let ahead = |with: u32, descending| run("fault_run_ahead", vec![with.into()], 64, descending).unwrap();
+    assert_eq!((ahead(1, false), ahead(1, true)), (vec![6; 64], vec![6; 64]));
+    assert_ne!(ahead(0, false), ahead(0, true));
 }
 
 #[test]
