@@ -7,16 +7,11 @@
 // Backward: a block of 128 threads a row of the side that it is for, grid = (texts, rows of the longest), `own` the pairs of each
 // text in order, `starts` where they begin; what reaches a row is added in the order of pairs and rows, without atomics.
 // Limits: below 65535 rows a text; any width.
-#include "common.h"
+#include "max_sim.h"
 
 constexpr u32 THREADS = 128;
 constexpr u32 TILE = 32;
 constexpr u32 CHUNK = 64;
-constexpr u32 NO_ROW = 0xffffffffu;
-
-struct Pair {
-    u32 query, document;
-};
 
 // Rows [first, first + TILE) and columns [c0, c0 + CHUNK) of a text into shared memory, zeros beyond.
 __device__ inline void load_chunk(const real *x, u32 width, Span text, u32 first, u32 c0,

@@ -101,6 +101,41 @@ fn max_sim_and_its_gradients() {
     }
 }
 
+/// More may be retrieved than there are, one alone, some; few distinct values, so that equal products are many.
+#[test]
+fn xtr_scores_and_their_gradients() {
+    let (queries, documents) = (spans(&[3, 1, 0, 5]), spans(&[5, 0, 1, 270, 32]));
+    let coarse =
+        |what: u64, len: usize| -> Vec<f32> { draw(&[what], len).iter().map(|v| v.round()).collect() };
+    for width in [1, 2, 33] {
+        for retrieved in [1, 2, 7, 40, 307, 308, 1000] {
+            let mut shape = MaxSimShape::all(queries.clone(), documents.clone());
+            shape.retrieved = retrieved;
+            if retrieved == 7 {
+                shape.pairs = vec![(3, 3), (0, 0), (3, 4), (0, 3), (3, 0), (1, 1)];
+            }
+            check!(format!("width {width}, {retrieved} retrieved"), |d| {
+                let q = Tensor::from_values(d, 9, width, &coarse(1, 9 * width));
+                let t = Tensor::from_values(d, 308, width, &coarse(2, 308 * width));
+                let mut scores = Tensor::scratch(d, shape.pairs.len(), 1);
+                let best = d.max_sim(q.view(), t.view(), width, &shape, scores.view_mut());
+                let slopes = tensor(d, 3, shape.pairs.len(), 1);
+                let (mut dq, mut dt) = (tensor(d, 4, 9, width), tensor(d, 5, 308, width));
+                let (s, side) = (slopes.view(), MaxSimSide::Queries);
+                d.max_sim_backward(t.view(), width, &shape, &best, s, side, dq.view_mut());
+                let side = MaxSimSide::Documents;
+                d.max_sim_backward(q.view(), width, &shape, &best, s, side, dt.view_mut());
+                vec![
+                    ("best", best.into_iter().map(f64::from).collect()),
+                    ("scores", d.read_f64(scores.view())),
+                    ("dqueries", d.read_f64(dq.view())),
+                    ("ddocuments", d.read_f64(dt.view())),
+                ]
+            });
+        }
+    }
+}
+
 /// Of equal products the first row is the best, as on the other devices.
 #[test]
 fn max_sim_takes_the_first_of_equals() {

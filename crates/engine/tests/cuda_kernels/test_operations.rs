@@ -30,10 +30,6 @@ fn compare(case: &Case, storage: Storage, relative: f64, slack: f64) {
 fn all(sizes: &Sizes) {
     let list = cases(sizes).into_iter().chain(state_attentions(sizes, false));
     for case in list {
-        if case.name.contains("XTR") {
-            println!("not on the kernels yet: {}", case.name);
-            continue;
-        }
         compare(&case, Storage::F32, 1e-5, 1e-6);
         // Which row is the best of a MaxSim is another one where inputs are rounded; test_encoder.rs has it with inputs that are not.
         if !case.name.starts_with("MaxSim") {
