@@ -107,8 +107,8 @@ fn xtr_scores_and_their_gradients() {
     let (queries, documents) = (spans(&[3, 1, 0, 5]), spans(&[5, 0, 1, 270, 32]));
     let coarse =
         |what: u64, len: usize| -> Vec<f32> { draw(&[what], len).iter().map(|v| v.round()).collect() };
-    for width in [1, 2, 33] {
-        for retrieved in [1, 2, 7, 40, 307, 308, 1000] {
+    for width in [1, 33] {
+        for retrieved in [1, 7, 40, 307, 308] {
             let mut shape = MaxSimShape::all(queries.clone(), documents.clone());
             shape.retrieved = retrieved;
             if retrieved == 7 {
