@@ -43,6 +43,12 @@ impl Part {
     }
 }
 
+/// What of some rows lies among the `count` rows from `first` on, counted from there.
+pub(crate) fn within(rows: &Range<u64>, first: u64, count: u64) -> Range<u64> {
+    let place = |row: u64| row.saturating_sub(first).min(count);
+    place(rows.start)..place(rows.end)
+}
+
 /// The best of several searches over different rows.
 pub fn merged(parts: impl IntoIterator<Item = Vec<Hit>>, depth: usize) -> Vec<Hit> {
     let mut top = Top::new(depth);

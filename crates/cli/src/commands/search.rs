@@ -126,7 +126,7 @@ enum Form {
     Jsonl,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, ValueEnum)]
 enum Share {
     /// Each rank asks the whole index, other questions
     Questions,

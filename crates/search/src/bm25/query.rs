@@ -19,6 +19,7 @@ use tercio_engine::cpu::weigh::CHUNK;
 use super::Bm25Index;
 use super::segment::Postings;
 use crate::error::SearchError;
+use crate::part::within;
 use crate::top::{Hit, Top};
 
 mod cursor;
@@ -121,13 +122,10 @@ fn search_one(
 
 /// The rows of a segment that are of the index's part. They begin and end with whole chunks, so that the parts meet.
 fn own_rows(index: &Bm25Index, place: Place<'_>) -> Range<usize> {
-    let (rows, first) = (index.part.rows(index.len()), place.segment.entry.first);
     let passages = place.norms.len();
-    let within = |row: u64| match row.saturating_sub(first) {
-        row if row >= passages as u64 => passages,
-        row => row as usize / CHUNK * CHUNK,
-    };
-    within(rows.start)..within(rows.end)
+    let own = within(&index.part.rows(index.len()), place.segment.entry.first, passages as u64);
+    let whole = |row: u64| if row == passages as u64 { passages } else { row as usize / CHUNK * CHUNK };
+    whole(own.start)..whole(own.end)
 }
 
 /// The words of a segment: lists that are gone through, and after them the frequent ones.

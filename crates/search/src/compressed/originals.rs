@@ -10,6 +10,7 @@ use tercio_engine::Cpu;
 
 use crate::error::SearchError;
 use crate::flat::{Metric, Piece, Place, cpu_run, fits, places};
+use crate::part::within;
 
 /// Rows of a piece in memory.
 const PIECE: usize = 8192;
@@ -74,8 +75,7 @@ impl Originals {
         let mut all = Vec::new();
         for (first, vectors, _) in &self.folders {
             let row = (vectors.dimension() * vectors.settings().dtype.bytes()) as u64 + 4;
-            let within = |row: u64| row.saturating_sub(*first).min(vectors.len());
-            let rows = within(rows.start)..within(rows.end);
+            let rows = within(&rows, *first, vectors.len());
             fits(vectors, (rows.end - rows.start).saturating_mul(row))?;
             let places = places(vectors, rows, PIECE)?;
             let read = |place: &Place| Piece::read(cpu, vectors, place, self.metric, false);

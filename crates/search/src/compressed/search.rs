@@ -31,11 +31,12 @@ impl CompressedIndex {
         how: CompressedSearch,
         stop: &dyn Fn() -> bool,
     ) -> Result<Vec<Vec<Hit>>, SearchError> {
-        check_queries(queries, self.settings.dimension, 0)?;
+        self.check(queries, how)?;
         let mut hits = Vec::new();
         for batch in queries.chunks(BATCH * self.settings.dimension) {
-            let candidates = self.candidates(cpu, batch, how, stop)?;
-            hits.extend(self.rescored(cpu, batch, &candidates, how, stop)?);
+            go_on(stop)?;
+            let candidates = self.estimates(cpu, batch, how)?;
+            hits.extend(self.true_scores(cpu, batch, &candidates, how)?);
         }
         Ok(hits)
     }
@@ -57,27 +58,11 @@ impl CompressedIndex {
         how: CompressedSearch,
         stop: &dyn Fn() -> bool,
     ) -> Result<Vec<Vec<Hit>>, SearchError> {
-        let dimension = self.settings.dimension;
-        check_queries(queries, dimension, 0)?;
-        if how.rescore > 0 && self.originals.is_none() {
-            return Err(SearchError::Unusable(
-                "the index was opened without its vectors: search without re-scoring".into(),
-            ));
-        }
+        self.check(queries, how)?;
         let mut found = Vec::new();
-        for batch in queries.chunks(BATCH * dimension) {
-            if stop() {
-                return Err(SearchError::Stopped);
-            }
-            let scores = self.centroids.products(cpu, batch);
-            let of = |(query, scores): (&[f32], &[f32])| self.estimated(cpu, query, scores, how);
-            let hits: Vec<Result<Vec<Hit>, SearchError>> = cpu.run(|| {
-                let queries = batch.par_chunks(dimension).zip(scores.par_chunks(self.settings.lists));
-                queries.with_max_len(TOGETHER).map(of).collect()
-            });
-            for hits in hits {
-                found.push(hits?);
-            }
+        for batch in queries.chunks(BATCH * self.settings.dimension) {
+            go_on(stop)?;
+            found.extend(self.estimates(cpu, batch, how)?);
         }
         Ok(found)
     }
@@ -95,8 +80,47 @@ impl CompressedIndex {
         how: CompressedSearch,
         stop: &dyn Fn() -> bool,
     ) -> Result<Vec<Vec<Hit>>, SearchError> {
+        let mut found = Vec::new();
+        let batches = queries.chunks(BATCH * self.settings.dimension);
+        for (batch, candidates) in batches.zip(candidates.chunks(BATCH)) {
+            go_on(stop)?;
+            found.extend(self.true_scores(cpu, batch, candidates, how)?);
+        }
+        Ok(found)
+    }
+
+    fn check(&self, queries: &[f32], how: CompressedSearch) -> Result<(), SearchError> {
+        check_queries(queries, self.settings.dimension, 0)?;
+        if how.rescore > 0 && self.originals.is_none() {
+            return Err(SearchError::Unusable(
+                "the index was opened without its vectors: search without re-scoring".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The candidates of a batch of queries.
+    fn estimates(
+        &self,
+        cpu: &Cpu,
+        batch: &[f32],
+        how: CompressedSearch,
+    ) -> Result<Vec<Vec<Hit>>, SearchError> {
+        let scores = self.centroids.products(cpu, batch);
+        let queries = batch.par_chunks(self.settings.dimension).zip(scores.par_chunks(self.settings.lists));
+        each(cpu, queries, |(query, scores)| self.estimated(cpu, query, scores, how))
+    }
+
+    /// The best of the candidates of a batch of queries.
+    fn true_scores(
+        &self,
+        cpu: &Cpu,
+        batch: &[f32],
+        candidates: &[Vec<Hit>],
+        how: CompressedSearch,
+    ) -> Result<Vec<Vec<Hit>>, SearchError> {
         let own = self.part.rows(self.total);
-        let of = |(query, candidates): (&[f32], &Vec<Hit>)| {
+        each(cpu, batch.par_chunks(self.settings.dimension).zip(candidates), |(query, candidates)| {
             let own = candidates.iter().filter(|hit| own.contains(&hit.row));
             let mut top = Top::new(how.depth.min(self.total as usize));
             match self.originals.as_ref().filter(|_| how.rescore > 0) {
@@ -111,22 +135,7 @@ impl CompressedIndex {
                 }
             }
             Ok(top.into_sorted())
-        };
-        let mut found = Vec::new();
-        let dimension = self.settings.dimension;
-        for (batch, candidates) in queries.chunks(BATCH * dimension).zip(candidates.chunks(BATCH)) {
-            if stop() {
-                return Err(SearchError::Stopped);
-            }
-            let hits: Vec<Result<Vec<Hit>, SearchError>> = cpu.run(|| {
-                let queries = batch.par_chunks(dimension).zip(candidates);
-                queries.with_max_len(TOGETHER).map(of).collect()
-            });
-            for hits in hits {
-                found.push(hits?);
-            }
-        }
-        Ok(found)
+        })
     }
 
     /// The best rows by their estimates for one query, whose inner products with the centroids are known.
@@ -188,6 +197,21 @@ impl CompressedIndex {
             }
         });
     }
+}
+
+fn go_on(stop: &dyn Fn() -> bool) -> Result<(), SearchError> {
+    if stop() { Err(SearchError::Stopped) } else { Ok(()) }
+}
+
+/// Does something for every query, on all threads; the first error in their order.
+fn each<Q: Send>(
+    cpu: &Cpu,
+    queries: impl IndexedParallelIterator<Item = Q>,
+    of: impl Fn(Q) -> Result<Vec<Hit>, SearchError> + Sync + Send,
+) -> Result<Vec<Vec<Hit>>, SearchError> {
+    let found: Vec<Result<Vec<Hit>, SearchError>> =
+        cpu.run(|| queries.with_max_len(TOGETHER).map(of).collect());
+    found.into_iter().collect()
 }
 
 fn norm_of(cpu: &Cpu, query: &[f32]) -> Result<f32, SearchError> {

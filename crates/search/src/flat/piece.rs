@@ -13,6 +13,7 @@ use tercio_engine::cpu::screen::Screen;
 
 use super::Metric;
 use crate::error::SearchError;
+use crate::part::within;
 
 /// Squares of norms below this one count as zero.
 const LEAST_SQUARE: f32 = 1e-30;
@@ -71,8 +72,8 @@ pub(crate) fn places(vectors: &Vectors, rows: Range<u64>, most: usize) -> Result
     for number in 0..vectors.shards() {
         // One that is gone is an error now, and not after half of the work.
         let shard = open.get(vectors, number)?;
-        let within = |row: u64| row.saturating_sub(shard.first()).min(shard.len() as u64) as usize;
-        let (first, end) = (within(rows.start), within(rows.end));
+        let own = within(&rows, shard.first(), shard.len() as u64);
+        let (first, end) = (own.start as usize, own.end as usize);
         for start in (first..end).step_by(most) {
             let count = most.min(end - start);
             let shards = open.clone();
