@@ -76,7 +76,7 @@ pub enum ModelError {
 ///
 /// # Errors
 /// A file that cannot be read, is too long, or is no JSON object.
-pub(crate) fn read_json(path: &Path) -> Result<Map<String, Value>, ModelError> {
+pub fn read_json(path: &Path) -> Result<Map<String, Value>, ModelError> {
     read_as(path, "a JSON object")
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
@@ -12,6 +11,7 @@ use tercio_models::classifier::{Classifier, ClassifierHeaders, is_classifier};
 use tercio_models::colbert::{Colbert, ColbertHeaders};
 use tercio_models::encoder::{Encoder, EncoderHeaders};
 use tercio_models::folder::ModelFolder;
+use tercio_models::model_file::read_json;
 use tercio_models::retriever::{Pooling, Retriever, RetrieverHeaders};
 use tercio_models::sentence::{SentenceConfig, SentenceEncoder};
 
@@ -69,11 +69,10 @@ pub struct EncoderReport {
 
 /// Whether a folder is one of an encoder: sentence-transformers', or its `config.json` names another architecture than T5.
 pub fn is_encoder(folder: &ModelFolder) -> bool {
-    let json = || serde_json::from_slice::<Map<String, Value>>(&fs::read(folder.config_path()).ok()?).ok();
     let other = |json: Map<String, Value>| {
         json.get("model_type").and_then(Value::as_str).is_some_and(|kind| !matches!(kind, "t5" | "mt5"))
     };
-    SentenceConfig::is_there(folder.path()) || json().is_some_and(other)
+    SentenceConfig::is_there(folder.path()) || read_json(&folder.config_path()).is_ok_and(other)
 }
 
 /// Reads configurations and headers, and compares them.
