@@ -5,13 +5,18 @@ mod ranks_support;
 mod retriever_support;
 mod support;
 
+use std::path::Path;
+
 use ranks_support::start;
 use retriever_support::*;
 use support::*;
 
 /// Losses in which passages of the whole update meet, and the one in which they do not.
-const LOSSES: [&[&str]; 3] =
-    [&["--loss", "kl"], &["--loss", "contrastive"], &["--loss", "both", "--kl_mean", "batch"]];
+const LOSSES: [&[&str]; 3] = [
+    &["--loss", "kl"],
+    &["--loss", "contrastive", "--normalize", "--temperature", "0.05"],
+    &["--loss", "both", "--kl_mean", "batch"],
+];
 
 #[test]
 fn two_and_four_ranks_give_the_bits_of_one() {
@@ -384,4 +389,64 @@ fn a_plan_and_a_saved_model() {
         .train("second", &["--total_steps", "1", "--model_path", saved.to_str().unwrap(), "--no_projection"]);
     let text = failure(&corner.run("third", &["--indexing_dimension", "17"]));
     assert!(text.contains("--indexing_dimension 17") && text.contains("24"), "{text}");
+}
+
+#[test]
+fn vectors_of_length_one_are_asked_for_or_taken_over_from_sentence_transformers() {
+    let corner = Corner::new();
+    let config_of = |name: &str| -> serde_json::Value {
+        let saved = corner.place.run_dir(name).join("checkpoint/step-2/config.json");
+        serde_json::from_slice(&std::fs::read(saved).unwrap()).unwrap()
+    };
+    let flags = ["--total_steps", "2", "--loss", "both", "--temperature", "0.05"];
+    corner.train("any", &flags);
+    assert_eq!(config_of("any").get("normalize"), None, "FiD's folders know nothing of it");
+    corner.train("one", &[&flags[..], &["--normalize"]].concat());
+    assert_eq!(config_of("one")["normalize"], true);
+    assert_ne!(losses(&corner.place.run_dir("any")), losses(&corner.place.run_dir("one")));
+    // Whoever opens it afterwards gets such vectors.
+    corner.place.write("passages.tsv", "id\ttext\ttitle\n1\ta lake\tone\n2\tthe sea, the sea\ttwo\n");
+    let passages = corner.place.path("passages.tsv");
+    let out = corner.place.path("vectors");
+    let run = corner.place.run_dir("one");
+    let output =
+        tercio(&["embed", "--model_path", run.to_str().unwrap(), "--passages", passages.to_str().unwrap()])
+            .args(["--output".as_ref(), out.as_os_str()])
+            .output()
+            .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let bytes = std::fs::read(out.join("shard-00000.vectors")).unwrap();
+    let values: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    for vector in values.chunks_exact(values.len() / 2) {
+        let square: f32 = vector.iter().map(|v| v * v).sum();
+        assert!((square - 1.0).abs() < 1e-5, "{square}");
+    }
+
+    // sentence-transformers' folders say it themselves.
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data/sentence");
+    let text = failure(&corner.run("dense", &["--model_path", cases.join("dense").to_str().unwrap()]));
+    assert!(text.contains("Dense") && text.contains("modules.json"), "{text}");
+    let folder = corner.place.path("cls");
+    copy(&cases.join("cls"), &folder);
+    let modules = std::fs::read_to_string(folder.join("modules.json")).unwrap();
+    let norm = r#", {"idx": 2, "name": "2", "path": "2_Normalize", "type": "a.Normalize"}]"#;
+    let modules = modules.trim_end().trim_end_matches(']').to_owned() + norm;
+    std::fs::write(folder.join("modules.json"), modules).unwrap();
+    let flags =
+        ["--total_steps", "2", "--no_projection", "--question_maxlength", "12", "--passage_maxlength", "12"];
+    corner.train("own", &[&flags[..], &["--model_path", folder.to_str().unwrap()]].concat());
+    let config = config_of("own");
+    assert_eq!((&config["extract_cls"], &config["normalize"]), (&true.into(), &true.into()), "{config}");
+}
+
+/// Copies a folder with those in it.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(|e| e.unwrap()) {
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &target),
+            false => drop(std::fs::copy(entry.path(), target).unwrap()),
+        }
+    }
 }

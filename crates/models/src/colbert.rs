@@ -11,13 +11,10 @@ pub mod pooling;
 use tercio_engine::random::{key_of_name, uniform};
 use tercio_engine::{Activation, Arena, Device, Layout, Param, Span, Tape, Var};
 
-use crate::encoder::{Encoder, EncoderConfig};
+use crate::encoder::{Encoder, EncoderConfig, LEAST_LENGTH};
 
 pub use config::{ColbertConfig, DIMENSION, DenseLayer};
 pub use folder::{ColbertHeaders, LoadedColbert, save};
-
-/// Vectors that are shorter are divided by this instead of their length (PyTorch's `normalize`).
-const LEAST_LENGTH: f64 = 1e-12;
 
 struct Dense {
     weight: Param,

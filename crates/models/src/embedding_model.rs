@@ -95,7 +95,7 @@ impl<D: Device> EmbeddingModel<D> {
     /// Whether vectors have unit length.
     pub fn normalizes(&self) -> bool {
         match self {
-            EmbeddingModel::Retriever(_) => false,
+            EmbeddingModel::Retriever(m) => m.model.config.normalize,
             EmbeddingModel::Sentence(m) => m.model.config.normalize,
         }
     }

@@ -13,6 +13,9 @@ use crate::modernbert::{MODEL_TYPE as MODERN_BERT, ModernBert, ModernBertConfig}
 
 pub use folder::{EncoderHeaders, LoadedEncoder};
 
+/// Vectors that are shorter are divided by this instead of their length (PyTorch's `normalize`).
+pub(crate) const LEAST_LENGTH: f64 = 1e-12;
+
 /// The shape of an encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EncoderConfig {

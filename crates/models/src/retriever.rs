@@ -1,5 +1,6 @@
 //! FiD's retriever: one encoder for questions and passages, a projection of every token, a mean or the first token as the vector of
-//! a text. The score of a question and a passage is `q . p / sqrt(dimension)`.
+//! a text. The score of a question and a passage is `q . p / sqrt(dimension)`; where vectors are made one long, as those of most of
+//! sentence-transformers' models are, it is their cosine.
 //!
 //! Source: Izacard and Grave (2021), "Distilling Knowledge from Reader to Retriever", and what FiD's released folders hold. Texts
 //! are packed. Where a model attends to padding (`--no_passage_mask`), the padding is packed as tokens: its attention and its mean
@@ -11,7 +12,7 @@ use serde_json::{Map, Value};
 use tercio_engine::random::{key_of_name, normal};
 use tercio_engine::{Arena, Device, LayerNorm, Layout, Param, Span, Tape, Var};
 
-use crate::encoder::{Encoder, EncoderConfig};
+use crate::encoder::{Encoder, EncoderConfig, LEAST_LENGTH};
 use crate::fields::Fields;
 
 pub use folder::{LoadedRetriever, RetrieverHeaders, save};
@@ -39,6 +40,8 @@ pub struct RetrieverConfig {
     pub projection: bool,
     /// Pooling.
     pub pooling: Pooling,
+    /// Whether vectors are divided by their length; FiD has nothing like it.
+    pub normalize: bool,
     /// Whether a question's padding is left out; else questions are packed padded to their greatest length.
     pub apply_question_mask: bool,
     /// The same for passages.
@@ -61,6 +64,7 @@ impl RetrieverConfig {
             indexing_dimension: 768,
             projection: true,
             pooling: Pooling::Mean,
+            normalize: false,
             apply_question_mask: true,
             apply_passage_mask: true,
             question_maxlength: 40,
@@ -84,6 +88,7 @@ impl RetrieverConfig {
             indexing_dimension: f.size("indexing_dimension", Some(768))?,
             projection: f.boolean("projection", fid)?,
             pooling: if cls { Pooling::First } else { Pooling::Mean },
+            normalize: f.boolean("normalize", false)?,
             apply_question_mask: f.boolean("apply_question_mask", !fid)?,
             apply_passage_mask: f.boolean("apply_passage_mask", !fid)?,
             question_maxlength: f.size("question_maxlength", Some(40))?,
@@ -110,6 +115,10 @@ impl RetrieverConfig {
         set("question_maxlength", self.question_maxlength.into());
         set("passage_maxlength", self.passage_maxlength.into());
         // FiD keeps fields that it does not know, and never reads them.
+        match self.normalize {
+            true => json.insert("normalize".into(), true.into()),
+            false => json.remove("normalize"),
+        };
         for (key, template) in
             [("question_template", &self.question_template), ("passage_template", &self.passage_template)]
         {
@@ -184,10 +193,15 @@ impl Retriever {
             let projected = tape.linear_bias(&(&states).into(), head.weight, Some(head.bias));
             states = tape.layer_norm(&projected, head.norm, None);
         }
-        match self.config.pooling {
+        let vectors = match self.config.pooling {
             Pooling::Mean => tape.span_means(&states, spans),
             Pooling::First => states,
-        }
+        };
+        if self.config.normalize { tape.normalize(&vectors, LEAST_LENGTH) } else { vectors }
+    }
+    /// What an inner product of two vectors is divided by to be a score, before any temperature.
+    pub fn score_divisor(&self) -> f64 {
+        if self.config.normalize { 1.0 } else { libm::sqrt(self.config.dimension() as f64) }
     }
     /// Random initial values of the head: normal with the encoder's standard deviation, bias zero, norm one, as FiD draws them; each
     /// from the parameter's name and the seed.

@@ -9,14 +9,11 @@ mod modules;
 use tercio_engine::random::{key_of_name, uniform};
 use tercio_engine::{Activation, Arena, Device, Layout, Param, Span, Tape, Var};
 
-use crate::encoder::{Encoder, EncoderConfig};
+use crate::encoder::{Encoder, EncoderConfig, LEAST_LENGTH};
 use crate::retriever::Pooling;
 
 pub use folder::LoadedSentenceEncoder;
 pub use modules::{DenseActivation, DenseConfig, SentenceConfig};
-
-/// Vectors that are shorter are divided by this instead of their length (PyTorch's `normalize`).
-const LEAST_LENGTH: f64 = 1e-12;
 
 struct Dense {
     weight: Param,

@@ -142,7 +142,7 @@ impl EvalRetriever {
                 kl_mean: KlMean::Element,
                 contrastive: 0.0,
                 label_smoothing: 0.0,
-                scale: Scale::new(opened.loaded.model.config.dimension(), 1.0, 1.0),
+                scale: Scale::new(opened.loaded.model.score_divisor(), 1.0, 1.0),
             },
             needs_scores: false,
             teacher: None,

@@ -98,7 +98,7 @@ fn bench<D: RankDevice>(
             kl_mean: KlMean::Element,
             contrastive: 0.0,
             label_smoothing: 0.0,
-            scale: Scale::new(config.dimension(), 1.0, 1.0),
+            scale: Scale::new(loaded.model.score_divisor(), 1.0, 1.0),
         },
         model: loaded.model,
         json: loaded.json,

@@ -128,6 +128,10 @@ pub struct RetrieverModelOptions {
     /// Take the first token's state instead of the mean
     #[arg(long, env = "TERCIO_EXTRACT_CLS")]
     pub extract_cls: bool,
+    /// Divide vectors by their length: scores are cosines, and not divided by the root of the dimension. So it is by itself
+    /// where --model_path is a folder of sentence-transformers that does so
+    #[arg(long, env = "TERCIO_NORMALIZE", visible_alias = "normalise")]
+    pub normalize: bool,
     /// Texts of questions and passages.
     #[command(flatten)]
     #[serde(flatten)]
@@ -147,7 +151,7 @@ pub struct RetrieverModelOptions {
     /// What the divergence is a mean over
     #[arg(long, value_enum, env = "TERCIO_KL_MEAN", default_value_t = KlMean::Element)]
     pub kl_mean: KlMean,
-    /// Divisor of the retriever's scores, beside the root of the dimension
+    /// Divisor of the retriever's scores, beside the root of the dimension; of cosines 0.05 is usual
     #[arg(long, env = "TERCIO_TEMPERATURE", default_value_t = 1.0)]
     pub temperature: f64,
     /// Divisor of the teacher's scores
@@ -201,7 +205,7 @@ impl TaskOptions for RetrieverModelOptions {
         &["eval_n_context", "model_path", "model_config", "tokenizer", "teacher"];
 
     fn added() -> Vec<(&'static str, toml::Value)> {
-        Vec::new()
+        vec![("normalize", false.into())]
     }
     fn check(&self, all: &TrainOptions<Self>) -> Result<(), String> {
         let lengths = [

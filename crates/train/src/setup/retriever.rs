@@ -13,6 +13,7 @@ use tercio_models::embedding_model::TextKind;
 use tercio_models::encoder::EncoderConfig;
 use tercio_models::folder::ModelFolder;
 use tercio_models::retriever::{LoadedRetriever, Pooling, Retriever, RetrieverConfig, RetrieverHeaders};
+use tercio_models::sentence::SentenceConfig;
 
 use super::reader::ReaderModel;
 use super::{Run, Task, TaskModel, model_folder, open_model, require_room, used};
@@ -129,7 +130,7 @@ impl<D: RankDevice> Task<D> for RetrieverModelOptions {
                 kl_mean: o.kl_mean,
                 contrastive: weight(o.contrastive_weight, o.contrasts()),
                 label_smoothing: options.optim.label_smoothing,
-                scale: Scale::new(model.config.dimension(), o.temperature, o.teacher_temperature),
+                scale: Scale::new(model.score_divisor(), o.temperature, o.teacher_temperature),
             },
             model,
             json,
@@ -242,8 +243,29 @@ fn initial_model<D: Device>(
         path => model_folder(path)?,
     };
     let tokenizer = Tokenizer::load(o.tokenizer.as_deref().unwrap_or(folder.path()))?;
-    let loaded = from_headers(options, RetrieverHeaders::read(&folder)?, device)?;
+    let mut headers = RetrieverHeaders::read(&folder)?;
+    if !headers.fid && SentenceConfig::is_there(folder.path()) {
+        take_modules(&mut headers.config, &folder)?;
+    }
+    let loaded = from_headers(options, headers, device)?;
     Ok((loaded, tokenizer))
+}
+
+/// What a folder of sentence-transformers says of the vectors of its encoder.
+fn take_modules(config: &mut RetrieverConfig, folder: &ModelFolder) -> Result<(), TrainError> {
+    let modules = SentenceConfig::read(folder.path())?;
+    if !modules.dense.is_empty() {
+        return Err(TrainError::Unusable(format!(
+            "{}: a retriever has no Dense layers, and this folder of sentence-transformers has {}: they would be lost; remove its \
+             modules.json to start from the encoder alone",
+            folder.path().display(),
+            modules.dense.len()
+        )));
+    }
+    (config.pooling, config.normalize) = (modules.pooling, modules.normalize);
+    let length = if modules.normalize { "one" } else { "any" };
+    tracing::info!("pooling {:?}, vectors of {length} length, as modules.json has it", modules.pooling);
+    Ok(())
 }
 
 fn from_headers<D: Device>(
@@ -273,7 +295,14 @@ fn settle(
     source: &str,
 ) -> Result<RetrieverConfig, TrainError> {
     let o = &options.model;
-    let mut config = if own { found } else { RetrieverConfig::new(found.encoder) };
+    let mut config = match own {
+        true => found,
+        false => RetrieverConfig {
+            pooling: found.pooling,
+            normalize: found.normalize,
+            ..RetrieverConfig::new(found.encoder)
+        },
+    };
     if let Some(n) = o.indexing_dimension {
         let has = config.indexing_dimension;
         if own && config.projection && !o.no_projection && n != has {
@@ -295,6 +324,7 @@ fn settle(
         // As FiD writes it, which never reads it then.
         config.indexing_dimension = 768;
     }
+    config.normalize |= o.normalize;
     if o.extract_cls {
         config.pooling = Pooling::First;
     }

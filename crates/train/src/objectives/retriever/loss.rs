@@ -35,16 +35,16 @@ pub(crate) fn log_sum_exp(x: &[f64]) -> f64 {
 /// How scores are made of inner products, and how sharp both sides of a distillation are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
-    /// Factor of an inner product: 1 / (sqrt(width) temperature).
+    /// Factor of an inner product: 1 / (divisor temperature).
     pub score: f64,
     /// Factor of a teacher's score: 1 / its temperature.
     pub gold: f64,
 }
 
 impl Scale {
-    /// Of vectors of `width` elements.
-    pub fn new(width: usize, temperature: f64, teacher_temperature: f64) -> Scale {
-        Scale { score: 1.0 / (libm::sqrt(width as f64) * temperature), gold: 1.0 / teacher_temperature }
+    /// `divisor` is that of the model's scores.
+    pub fn new(divisor: f64, temperature: f64, teacher_temperature: f64) -> Scale {
+        Scale { score: 1.0 / (divisor * temperature), gold: 1.0 / teacher_temperature }
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
     fn distillation_has_the_slopes_of_its_loss() {
         let (width, gold) = (11, [0.5, -2.0, 1.0]);
         let (question, passages) = (vector(1, width), vector(2, 4 * width));
-        let scale = Scale::new(width, 0.7, 1.5);
+        let scale = Scale::new(libm::sqrt(width as f64), 0.7, 1.5);
         let run = |question: &[f64], passages: &[f64]| {
             let (mut dq, mut dp) = (vec![0.0; width], vec![0.0; 4 * width]);
             let rows = Rows { question, passages, question_gradient: &mut dq, passage_gradients: &mut dp };
