@@ -65,7 +65,11 @@ pub fn weighted(
     fuse_hits(lists, weights, &Method::Weighted { normalisation }, depth)
 }
 
-fn fuse_hits(
+/// Lists of hits that are ranked best first as one; at most `depth` hits.
+///
+/// # Errors
+/// As [`fuse`]; a sum beyond 32-bit numbers.
+pub fn fuse_hits(
     lists: &[&[Hit]],
     weights: &[f64],
     method: &Method,

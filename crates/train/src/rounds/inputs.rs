@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tercio_data::Tokenizer;
 
-use super::settings::LoopSettings;
+use super::settings::{LoopSettings, read_in_evaluation};
 use super::stage::{Part, Stage, Step};
 use super::state::{Done, Inputs, States, sum_of};
 use super::work::files_of_model;
@@ -50,6 +50,12 @@ pub(super) fn of(
         inputs.insert(need.to_string(), sum_of(results));
     }
     let mut add = |name: &str, value: String| drop(inputs.insert(name.to_owned(), value));
+    // Those that ask words and vectors.
+    let asks = matches!(stage.step, Step::Search | Step::Measure);
+    if search.hybrid && asks && (stage.step, stage.round()) != (Step::Search, 1) {
+        let words = search.words_weight;
+        add("search.hybrid_method", format!("{:?}, words {words}", search.hybrid_method));
+    }
     match stage.step {
         Step::Index if stage.part == Part::Bm25 => {
             add("passages", states.hash(&all.passages)?);
@@ -112,6 +118,7 @@ pub(super) fn of(
 fn add_reading(settings: &LoopSettings, add: &mut impl FnMut(&str, String)) {
     let (o, at_work) = (&settings.reader, &settings.scores);
     add("scores.n_context", settings.scored().to_string());
+    add("passages of an answer", read_in_evaluation(o).to_string());
     add("scores.per_gpu_batch_size", at_work.per_gpu_batch_size.to_string());
     add("reader.text_maxlength", o.model.text_maxlength.to_string());
     add("reader.no_title", o.model.no_title.to_string());

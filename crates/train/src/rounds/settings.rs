@@ -3,8 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tercio_data::vectors::VectorDtype;
+use tercio_search::fusion::{Method, Normalisation, RRF_K};
 
 use super::stage::Shape;
 use super::tables::Tables;
@@ -73,9 +74,34 @@ pub struct SearchOptions {
     /// BM25: how much long passages are marked down
     #[arg(long, default_value_t = 0.4)]
     pub b: f64,
-    /// After the first round put what words and what vectors find together, by reciprocal ranks
+    /// After the first round put what words and what vectors find together
     #[arg(long)]
     pub hybrid: bool,
+    /// How: by reciprocal ranks, or by scores, each question's from 0 (the last of n_docs) to 1
+    #[arg(long, value_enum, default_value_t = HybridOption::Rrf)]
+    pub hybrid_method: HybridOption,
+    /// How much what words find weighs there; what vectors find weighs 1
+    #[arg(long, default_value_t = 1.0)]
+    pub words_weight: f64,
+}
+
+/// How what words and what vectors find becomes one list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HybridOption {
+    /// Reciprocal rank fusion.
+    Rrf,
+    /// Sums of scores, each question's scaled from 0 to 1.
+    Weighted,
+}
+
+impl HybridOption {
+    /// The method of the same name.
+    pub fn get(self) -> Method {
+        match self {
+            HybridOption::Rrf => Method::ReciprocalRank { k: RRF_K },
+            HybridOption::Weighted => Method::Weighted { normalisation: Normalisation::MinMax },
+        }
+    }
 }
 
 /// `[scores]`: the reader at work.
@@ -197,6 +223,19 @@ impl LoopSettings {
         };
         within("", "rounds", self.all.rounds as usize, MOST_ROUNDS as usize)?;
         within("search", "n_docs", self.search.n_docs, MOST_DOCS)?;
+        let weight = self.search.words_weight;
+        if !(weight.is_finite() && weight > 0.0) {
+            let what = format!("words_weight = {weight}: expected a number above 0");
+            return Err(self.error("search", "words_weight", &what));
+        }
+        if !self.search.hybrid {
+            for key in ["hybrid_method", "words_weight"] {
+                if self.tables.has_key("search", key) {
+                    let what = format!("{key}: says how two searches become one; write hybrid = true too");
+                    return Err(self.error("search", key, &what));
+                }
+            }
+        }
         within("scores", "n_context", self.scores.n_context.unwrap_or(1), MOST_DOCS)?;
         within("scores", "per_gpu_batch_size", self.scores.per_gpu_batch_size, MOST)?;
         within("embed", "per_gpu_batch_size", self.embed.per_gpu_batch_size, MOST)?;
@@ -214,7 +253,8 @@ impl LoopSettings {
             let table = if self.scores.n_context.is_some() { "scores" } else { "reader" };
             return Err(self.error(table, "n_context", &what));
         }
-        let most = self.reader.model.n_context.max(read).max(self.retriever.model.n_context);
+        let answered = read_in_evaluation(&self.reader);
+        let most = self.reader.model.n_context.max(answered).max(read).max(self.retriever.model.n_context);
         if most > self.search.n_docs {
             let found = self.search.n_docs;
             let what =
@@ -389,6 +429,9 @@ mod tests {
             &format!("{two}loss = \"kl\"\ntrain_data = \"x\"\n"),
             "line 9: train_data: the loop sets this one itself",
         );
+        let hybrid = format!("{two}[search]\nhybrid = true\n");
+        refused(&format!("{hybrid}words_weight = -1.0\n"), "line 10: words_weight = -1: expected a number above");
+        refused(&format!("{two}[search]\nwords_weight = 2.0\n"), "line 9: words_weight: says how two searches");
         refused(&format!("{two}teacher = \"x\"\n"), "line 8: teacher: the loop's reader teaches");
         refused(
             "[reader]\nn_context = 2\neval_freq = 0\n[retriever]\nn_context = 2\n",

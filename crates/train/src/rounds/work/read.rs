@@ -14,12 +14,14 @@ use crate::evaluate::{EvaluationFiles, EvaluationReport, evaluate_among};
 use crate::predict::Predictor;
 use crate::ranks::corpus::open_among;
 use crate::ranks::setup::open_model_among;
+use crate::rounds::settings::read_in_evaluation;
 use crate::rounds::stage::{Stage, Step};
 use crate::run::write_atomic;
 use crate::setup::encoding;
 
 impl Work<'_> {
-    /// Scores the passages of the training questions and of the held-out ones.
+    /// Scores the passages of the training questions and of the held-out ones. Where more or fewer passages are scored than the reader
+    /// is to answer from, the held-out questions are read once more: a reader is measured as it was trained.
     pub(super) fn scores(&self) -> Result<Outcome, TrainError> {
         let (search, dir) = (self.folder(self.stage.sibling(Step::Search)), self.dir());
         let mut figures = Figures::new();
@@ -29,19 +31,28 @@ impl Work<'_> {
             // A start that was ended later on may have finished this one; the note comes last.
             let all = self.world.all_gather_bytes(vec![u8::from(noted.is_file())])?;
             if all[0] == [0] {
-                let scored = dir.join(format!("{name}-scored.json"));
-                let files = EvaluationFiles { wscores: Some(scored.clone()), ..EvaluationFiles::default() };
-                let Some(report) = self.read(&search.join(format!("{name}.jsonl")), &files)? else {
+                let with_scores = dir.join(format!("{name}-scored.json"));
+                let files = EvaluationFiles { wscores: Some(with_scores.clone()), ..EvaluationFiles::default() };
+                let (questions, scored) = (search.join(format!("{name}.jsonl")), self.settings.scored());
+                let Some(mut report) = self.read(&questions, &files, scored)? else {
                     return Ok(Outcome::Stopped);
                 };
+                let answered = read_in_evaluation(&self.settings.reader);
+                if name == "dev" && answered != scored {
+                    let files = EvaluationFiles::default();
+                    let Some(own) = self.read(&questions, &files, answered)? else {
+                        return Ok(Outcome::Stopped);
+                    };
+                    report = own;
+                }
                 if self.world.is_main() {
                     let contrasts = self.settings.retriever.model.contrasts();
-                    let kept = examples_of(&scored, &out, &self.cache(), contrasts)?;
+                    let kept = examples_of(&with_scores, &out, &self.cache(), contrasts)?;
                     let mut own = measured(&report);
                     own.insert("examples".into(), kept.into());
                     write_atomic(&noted, Value::Object(own).to_string().as_bytes())?;
-                    let remove = |source| TrainError::Write { path: scored.display().to_string(), source };
-                    std::fs::remove_file(&scored).map_err(remove)?;
+                    let remove = |source| TrainError::Write { path: with_scores.display().to_string(), source };
+                    std::fs::remove_file(&with_scores).map_err(remove)?;
                 }
                 self.world.barrier()?;
             }
@@ -56,11 +67,12 @@ impl Work<'_> {
         Ok(Outcome::Finished(results, figures))
     }
 
-    /// The reader of the stage's round on the questions of a file; `None` where a signal came.
+    /// The reader of the stage's round on the questions of a file with `n_context` passages each; `None` where a signal came.
     pub(super) fn read(
         &self,
         questions: &Path,
         files: &EvaluationFiles,
+        n_context: usize,
     ) -> Result<Option<EvaluationReport>, TrainError> {
         let options = &self.settings.reader;
         let device = self.device(options.compute.get())?;
@@ -74,7 +86,7 @@ impl Work<'_> {
             model: &loaded.model,
             parameters: &loaded.parameters,
             tokenizer: &tokenizer,
-            encoding: ReaderEncoding { n_context: self.settings.scored(), ..encoding(&options.model) },
+            encoding: ReaderEncoding { n_context, ..encoding(&options.model) },
             decoding: Decoding::greedy(options.model.generation_max_length),
             batch: self.settings.scores.per_gpu_batch_size,
             scores: files.wscores.is_some(),

@@ -9,7 +9,7 @@ use tercio_engine::{Cpu, Device};
 use tercio_search::Hit;
 use tercio_search::bm25::{Bm25Constants, Bm25Settings};
 use tercio_search::flat::Metric;
-use tercio_search::fusion::reciprocal_rank;
+use tercio_search::fusion::fuse_hits;
 use tercio_search::output::{Format, Found, FoundPassage, ResultsFile, found_passages};
 
 use super::{Figures, Outcome, Work, read::measured};
@@ -17,6 +17,7 @@ use crate::error::TrainError;
 use crate::evaluate::EvaluationFiles;
 use crate::find::queries::{Queries, Query};
 use crate::find::{DenseSettings, FindSettings, Finder, build_bm25, build_flat, search_among};
+use crate::rounds::settings::read_in_evaluation;
 use crate::rounds::stage::{Part, Stage, Step};
 use crate::scratch::ScratchFolder;
 
@@ -24,8 +25,6 @@ use crate::scratch::ScratchFolder;
 pub const HITS: [usize; 4] = [1, 5, 20, 100];
 /// Stands before the names of figures of what vectors found alone, where words had their say too.
 pub const ALONE: &str = "vectors_";
-/// How much first ranks weigh more than later ones where rankings are put together: Cormack et al., 2009.
-const RRF: f64 = 60.0;
 /// Memory for the words of a collection while they are sorted; more goes to disk.
 const SORTING: u64 = 1 << 30;
 
@@ -116,7 +115,8 @@ impl Work<'_> {
         drop(sources);
         let predictions = dir.join("predictions.jsonl");
         let files = EvaluationFiles { predictions: Some(predictions.clone()), ..EvaluationFiles::default() };
-        let Some(report) = self.read(&dev, &files)? else { return Ok(Outcome::Stopped) };
+        let answered = read_in_evaluation(&self.settings.reader);
+        let Some(report) = self.read(&dev, &files, answered)? else { return Ok(Outcome::Stopped) };
         figures.extend(measured(&report));
         Ok(Outcome::Finished(vec![dev, predictions], figures))
     }
@@ -168,6 +168,9 @@ impl Work<'_> {
         if queries.len() > limit {
             queries = Queries::List((0..limit).map(|i| queries.get(i)).collect::<Result<_, _>>()?);
         }
+        // What is put together comes from lists of one length, however many passages are kept: those that a model learns on are found as
+        // those that it is measured on.
+        let asked = if sources.len() > 1 { depth.max(self.settings.search.n_docs) } else { depth };
         let (stop, mut lists) = (|| self.stop(), Vec::new());
         for source in sources {
             let mut list: Vec<Vec<Hit>> = Vec::new();
@@ -175,7 +178,7 @@ impl Work<'_> {
                 list.push(hits);
                 Ok(())
             };
-            match device.run(|| search_among(world, source, &queries, depth, &stop, &mut keep)) {
+            match device.run(|| search_among(world, source, &queries, asked, &stop, &mut keep)) {
                 Err(TrainError::Stopped) => return Ok(None),
                 other => other?,
             }
@@ -184,6 +187,9 @@ impl Work<'_> {
         let mut figures = Figures::new();
         if world.is_main() {
             let collection = sources[0].passages();
+            let o = &self.settings.search;
+            // In the order of the sources: vectors, words.
+            let (method, weights) = (o.hybrid_method.get(), [1.0, o.words_weight]);
             let (mut all, mut first) = (Tally::new(depth), Tally::new(depth));
             let mut file = ResultsFile::create(out, Format::Jsonl)?;
             for i in 0..queries.len() {
@@ -191,10 +197,11 @@ impl Work<'_> {
                 let matcher = matcher(&query)?;
                 let mut hits = lists[0][i].clone();
                 if lists.len() > 1 {
+                    hits.truncate(depth);
                     let found = found_passages(collection, &hits, matcher.as_ref())?;
                     first.add(matcher.is_some(), &found);
                     let each: Vec<&[Hit]> = lists.iter().map(|list| &list[i][..]).collect();
-                    hits = reciprocal_rank(&each, RRF, depth)?;
+                    hits = fuse_hits(&each, &weights, &method, depth)?;
                 }
                 let passages = found_passages(collection, &hits, matcher.as_ref())?;
                 all.add(matcher.is_some(), &passages);
