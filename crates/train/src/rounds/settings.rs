@@ -430,8 +430,14 @@ mod tests {
             "line 9: train_data: the loop sets this one itself",
         );
         let hybrid = format!("{two}[search]\nhybrid = true\n");
-        refused(&format!("{hybrid}words_weight = -1.0\n"), "line 10: words_weight = -1: expected a number above");
-        refused(&format!("{two}[search]\nwords_weight = 2.0\n"), "line 9: words_weight: says how two searches");
+        refused(
+            &format!("{hybrid}words_weight = -1.0\n"),
+            "line 10: words_weight = -1: expected a number above",
+        );
+        refused(
+            &format!("{two}[search]\nwords_weight = 2.0\n"),
+            "line 9: words_weight: says how two searches",
+        );
         refused(&format!("{two}teacher = \"x\"\n"), "line 8: teacher: the loop's reader teaches");
         refused(
             "[reader]\nn_context = 2\neval_freq = 0\n[retriever]\nn_context = 2\n",

@@ -32,7 +32,8 @@ impl Work<'_> {
             let all = self.world.all_gather_bytes(vec![u8::from(noted.is_file())])?;
             if all[0] == [0] {
                 let with_scores = dir.join(format!("{name}-scored.json"));
-                let files = EvaluationFiles { wscores: Some(with_scores.clone()), ..EvaluationFiles::default() };
+                let files =
+                    EvaluationFiles { wscores: Some(with_scores.clone()), ..EvaluationFiles::default() };
                 let (questions, scored) = (search.join(format!("{name}.jsonl")), self.settings.scored());
                 let Some(mut report) = self.read(&questions, &files, scored)? else {
                     return Ok(Outcome::Stopped);
@@ -51,7 +52,8 @@ impl Work<'_> {
                     let mut own = measured(&report);
                     own.insert("examples".into(), kept.into());
                     write_atomic(&noted, Value::Object(own).to_string().as_bytes())?;
-                    let remove = |source| TrainError::Write { path: with_scores.display().to_string(), source };
+                    let remove =
+                        |source| TrainError::Write { path: with_scores.display().to_string(), source };
                     std::fs::remove_file(&with_scores).map_err(remove)?;
                 }
                 self.world.barrier()?;
