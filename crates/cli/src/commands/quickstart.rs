@@ -82,7 +82,7 @@ const COMMON: &[&str] = &[
 const UPDATES: u64 = 3000;
 
 /// The loop of that many updates.
-const LOOP: Size = Size { questions: 6000, all_passages: true, reader: 300, retriever: 300 };
+const LOOP: Size = Size { questions: 12_000, all_passages: true, reader: 600, retriever: 400 };
 
 /// Flags of `tercio quickstart`.
 #[derive(Args)]
@@ -247,7 +247,7 @@ impl Quickstart {
         if !self.json {
             let rounds = dir.join("loop/rounds/round-2");
             common::line(&format!(
-                "\n{}\n\ngo on:\n  tercio answer --model_path {} --index {} \\\n      --retriever {} --n_context 8 --text_maxlength 128 --interactive\n  \
+                "\n{}\n\ngo on:\n  tercio answer --model_path {} --index {} \\\n      --retriever {} --n_context 3 --text_maxlength 128 --interactive\n  \
                  tercio loop --config {config} --rounds 3",
                 table.markdown().trim_end(),
                 rounds.join("reader").display(),

@@ -103,8 +103,9 @@ impl QuickLoop<'_> {
             "# Written by `tercio quickstart --loop`; `tercio loop --config` with this file does the same.\n\
              passages = {}\ntrain_data = {}\neval_data = {}\noutput = {}\nrounds = 2\nseed = {seed}\nthreads = {threads}\n\
              precision = \"{precision}\"\n\n\
-             [search]\nn_docs = 100\nhybrid = true\n\n\
-             [reader]\nmodel_path = {}\nn_context = 5\ntext_maxlength = 128\ngeneration_max_length = 24\n\
+             [search]\nn_docs = 100\nhybrid = true\nhybrid_method = \"weighted\"\nwords_weight = 4.0\n\n\
+             # This small reader confuses places: it answers best from the first passage alone.\n\
+             [reader]\nmodel_path = {}\nn_context = 3\neval_n_context = 1\ntext_maxlength = 128\ngeneration_max_length = 24\n\
              global_batch_size = 32\nmicro_batch_size = 32\noptim = \"adamw\"\nweight_decay = 0.01\nscheduler = \"linear\"\n\
              lr = 5e-4\nwarmup_steps = 20\ntotal_steps = {reader}\neval_freq = {reader}\nsave_freq = 100\nlog_freq = 20\n\
              keep_last = 1\n\n\
