@@ -76,6 +76,7 @@ fn model_inspect_knows_encoders_and_what_is_behind_them() {
     };
     let retriever = of("fid_retriever/model", "retriever");
     assert_eq!((&retriever["architecture"], &retriever["pooling"]), (&"bert".into(), &"mean".into()));
+    assert_eq!(retriever["normalized"], false, "{retriever}");
     let colbert = of("colbert/model", "colbert");
     let config = fs::read_to_string(Path::new(&model("colbert/model")).join("1_Dense/config.json")).unwrap();
     let dense: Value = serde_json::from_str(&config).unwrap();

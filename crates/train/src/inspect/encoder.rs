@@ -47,6 +47,8 @@ pub struct EncoderReport {
     pub dimension: Option<usize>,
     /// How states become one vector: `mean` or `first`.
     pub pooling: Option<&'static str>,
+    /// Whether vectors have length one; `None` of what gives none.
+    pub normalized: Option<bool>,
     /// A classifier's labels.
     pub labels: Option<Vec<String>>,
     /// Whether a text may have several of them.
@@ -95,6 +97,7 @@ pub fn inspect(folder: &ModelFolder) -> Result<EncoderReport, TrainError> {
         let mut report = report("retriever", folder, &headers.encoder, model.layout(), folder.path())?;
         report.dimension = Some(headers.config.dimension());
         report.pooling = Some(name_of(headers.config.pooling));
+        report.normalized = Some(headers.config.normalize);
         return Ok(report);
     }
     let headers = ColbertHeaders::read(folder, None)?;
@@ -127,6 +130,7 @@ fn colbert(folder: &ModelFolder, headers: ColbertHeaders) -> Result<EncoderRepor
     encoder.check(own.specs(), &behind)?;
     let mut report = report("colbert", folder, encoder, model.layout(), &headers.tokenizer)?;
     report.dimension = Some(model.dimension());
+    report.normalized = Some(true);
     report.lengths = Some([model.config.query_length, model.config.document_length]);
     Ok(report)
 }
@@ -143,6 +147,7 @@ fn sentence(folder: &ModelFolder) -> Result<EncoderReport, TrainError> {
     let mut report = report("sentence-encoder", folder, &encoder, model.layout(), part.path())?;
     report.dimension = Some(model.dimension());
     report.pooling = Some(name_of(model.config.pooling));
+    report.normalized = Some(model.config.normalize);
     report.max_tokens = model.config.max_seq_length.unwrap_or(usize::MAX).min(report.max_tokens);
     Ok(report)
 }
@@ -186,6 +191,7 @@ fn report(
         max_tokens: c.max_tokens(),
         dimension: None,
         pooling: None,
+        normalized: None,
         labels: None,
         multi_label: None,
         lengths: None,
@@ -225,7 +231,8 @@ impl fmt::Display for EncoderReport {
         }
         if let Some(dimension) = self.dimension {
             let of = if self.lengths.is_some() { "a token" } else { "a text" };
-            writeln!(f, "  vectors        {dimension} numbers {of}")?;
+            let length = if self.normalized == Some(true) { ", of length one" } else { "" };
+            writeln!(f, "  vectors        {dimension} numbers {of}{length}")?;
         }
         if let Some(pooling) = self.pooling {
             let how = if pooling == "mean" { "the mean of all tokens" } else { "the first token" };
