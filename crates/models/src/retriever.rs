@@ -88,7 +88,7 @@ impl RetrieverConfig {
             indexing_dimension: f.size("indexing_dimension", Some(768))?,
             projection: f.boolean("projection", fid)?,
             pooling: if cls { Pooling::First } else { Pooling::Mean },
-            normalize: f.boolean("normalize", false)?,
+            normalize: fid && f.boolean("normalize", false)?,
             apply_question_mask: f.boolean("apply_question_mask", !fid)?,
             apply_passage_mask: f.boolean("apply_passage_mask", !fid)?,
             question_maxlength: f.size("question_maxlength", Some(40))?,

@@ -105,7 +105,7 @@ pub struct Quickstart {
     #[arg(long, default_value_t = 0)]
     eval_questions: usize,
     /// Then the loop, in two rounds: all passages become one collection, in which a retriever learns from the reader what to find; about
-    /// seven minutes more
+    /// a quarter of an hour more
     #[arg(long = "loop")]
     rounds: bool,
     /// Print the figures as one line of JSON on stdout, and no talk
@@ -247,7 +247,7 @@ impl Quickstart {
         if !self.json {
             let rounds = dir.join("loop/rounds/round-2");
             common::line(&format!(
-                "\n{}\n\ngo on:\n  tercio answer --model_path {} --index {} \\\n      --retriever {} --n_context 3 --text_maxlength 128 --interactive\n  \
+                "\n{}\n\ngo on:\n  tercio answer --model_path {} --index {} \\\n      --retriever {} --n_context 1 --text_maxlength 128 --interactive\n  \
                  tercio loop --config {config} --rounds 3",
                 table.markdown().trim_end(),
                 rounds.join("reader").display(),

@@ -84,6 +84,7 @@ pub(super) fn of(
         }
         Step::Scores => {
             add_reading(settings, &mut add);
+            add("scores.n_context", settings.scored().to_string());
             add("retriever.loss contrasts", settings.retriever.model.contrasts().to_string());
         }
         Step::Initial => {
@@ -117,7 +118,6 @@ pub(super) fn of(
 /// How the reader answers and scores.
 fn add_reading(settings: &LoopSettings, add: &mut impl FnMut(&str, String)) {
     let (o, at_work) = (&settings.reader, &settings.scores);
-    add("scores.n_context", settings.scored().to_string());
     add("passages of an answer", read_in_evaluation(o).to_string());
     add("scores.per_gpu_batch_size", at_work.per_gpu_batch_size.to_string());
     add("reader.text_maxlength", o.model.text_maxlength.to_string());

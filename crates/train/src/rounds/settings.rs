@@ -18,6 +18,8 @@ use crate::ranks::options::LinkOptions;
 const MOST_ROUNDS: u32 = 100;
 /// Passages of a question that are believed to be meant.
 const MOST_DOCS: usize = 10_000;
+/// The greatest weight that is believed to be meant.
+const MOST_WEIGHT: f64 = 1e6;
 /// Questions, texts or tokens of a batch that are believed to be meant.
 const MOST: usize = 1 << 20;
 
@@ -107,7 +109,7 @@ impl HybridOption {
 /// `[scores]`: the reader at work.
 #[derive(Clone, Debug, Args)]
 pub struct ScoresOptions {
-    /// Passages of each question that are read and scored; default: as the reader was trained
+    /// Passages of each question that are read and scored; default: as many as the reader answers from
     #[arg(long)]
     pub n_context: Option<usize>,
     /// Questions at a time
@@ -224,8 +226,8 @@ impl LoopSettings {
         within("", "rounds", self.all.rounds as usize, MOST_ROUNDS as usize)?;
         within("search", "n_docs", self.search.n_docs, MOST_DOCS)?;
         let weight = self.search.words_weight;
-        if !(weight.is_finite() && weight > 0.0) {
-            let what = format!("words_weight = {weight}: expected a number above 0");
+        if !(weight > 0.0 && weight <= MOST_WEIGHT) {
+            let what = format!("words_weight = {weight}: expected a number above 0, {MOST_WEIGHT} at most");
             return Err(self.error("search", "words_weight", &what));
         }
         if !self.search.hybrid {

@@ -243,16 +243,19 @@ fn initial_model<D: Device>(
         path => model_folder(path)?,
     };
     let tokenizer = Tokenizer::load(o.tokenizer.as_deref().unwrap_or(folder.path()))?;
-    let mut headers = RetrieverHeaders::read(&folder)?;
-    if !headers.fid && SentenceConfig::is_there(folder.path()) {
-        take_modules(&mut headers.config, &folder)?;
+    let loaded = from_headers(options, read_headers(&folder)?, device)?;
+    if loaded.model.config.normalize && o.contrasts() && o.temperature == 1.0 {
+        tracing::warn!("--temperature 1 leaves cosines almost no say in the contrastive loss: 0.05 is usual");
     }
-    let loaded = from_headers(options, headers, device)?;
     Ok((loaded, tokenizer))
 }
 
-/// What a folder of sentence-transformers says of the vectors of its encoder.
-fn take_modules(config: &mut RetrieverConfig, folder: &ModelFolder) -> Result<(), TrainError> {
+/// A folder's configuration and headers, with what a folder of sentence-transformers says of the vectors of its encoder.
+fn read_headers(folder: &ModelFolder) -> Result<RetrieverHeaders, TrainError> {
+    let mut headers = RetrieverHeaders::read(folder)?;
+    if headers.fid || !SentenceConfig::is_there(folder.path()) {
+        return Ok(headers);
+    }
     let modules = SentenceConfig::read(folder.path())?;
     if !modules.dense.is_empty() {
         return Err(TrainError::Unusable(format!(
@@ -262,10 +265,17 @@ fn take_modules(config: &mut RetrieverConfig, folder: &ModelFolder) -> Result<()
             modules.dense.len()
         )));
     }
-    (config.pooling, config.normalize) = (modules.pooling, modules.normalize);
-    let length = if modules.normalize { "one" } else { "any" };
-    tracing::info!("pooling {:?}, vectors of {length} length, as modules.json has it", modules.pooling);
-    Ok(())
+    if modules.lower_case || modules.default_prompt_name.is_some() {
+        tracing::warn!(
+            "{}: its prompts, and that it makes texts lower case, are left out; --question_template and --passage_template say what \
+             stands before texts",
+            folder.path().display()
+        );
+    }
+    (headers.config.pooling, headers.config.normalize) = (modules.pooling, modules.normalize);
+    let length = if modules.normalize { "of length one" } else { "as they are" };
+    tracing::info!("modules.json: pooling {:?}, vectors {length}", modules.pooling);
+    Ok(headers)
 }
 
 fn from_headers<D: Device>(
@@ -418,7 +428,9 @@ pub fn open_retriever_among<D: RankDevice>(
         true => {
             let folder = model_folder(name)?;
             let tokenizer = Tokenizer::load(tokenizer.unwrap_or(folder.path()))?;
-            let loaded = LoadedRetriever::open(&folder, device)?;
+            let headers = read_headers(&folder)?;
+            let config = headers.config.clone();
+            let loaded = LoadedRetriever::with_config(headers, config, 0, device)?;
             check_vocabulary(&tokenizer, &loaded.model.config)?;
             Some(RetrieverModel { loaded, tokenizer, teacher: None })
         }

@@ -21,7 +21,7 @@ use crate::setup::encoding;
 
 impl Work<'_> {
     /// Scores the passages of the training questions and of the held-out ones. Where more or fewer passages are scored than the reader
-    /// is to answer from, the held-out questions are read once more: a reader is measured as it was trained.
+    /// is to answer from, the held-out questions are read once more: a reader is measured as in its own evaluation.
     pub(super) fn scores(&self) -> Result<Outcome, TrainError> {
         let (search, dir) = (self.folder(self.stage.sibling(Step::Search)), self.dir());
         let mut figures = Figures::new();

@@ -170,7 +170,7 @@ impl Work<'_> {
         }
         // What is put together comes from lists of one length, however many passages are kept: those that a model learns on are found as
         // those that it is measured on.
-        let asked = if sources.len() > 1 { depth.max(self.settings.search.n_docs) } else { depth };
+        let asked = if sources.len() > 1 { self.settings.search.n_docs } else { depth };
         let (stop, mut lists) = (|| self.stop(), Vec::new());
         for source in sources {
             let mut list: Vec<Vec<Hit>> = Vec::new();
