@@ -14,7 +14,7 @@ import shutil
 import struct
 import sys
 
-from retrieval import TESTS, TEXTS, Bench, fid, finished
+from retrieval import KS, TESTS, TEXTS, Bench, fid, finished
 
 
 def arguments():
@@ -78,11 +78,7 @@ def train(bench, model, seed):
     bench.tercio(
         os.path.join(run, "checkpoint", "latest") if finished(run, a.updates) else None,
         "train", "colbert", "--name", f"seed{seed}", "--checkpoint_dir", bench.path("late"), "--model_path", model,
-        "--train_data", bench.path("train.jsonl"), "--loss", "contrastive", "--hard_negatives", a.negatives, "--draw_negatives",
-        "--temperature", a.temperature, *TEXTS, "--query_length", 32, "--document_length", a.maxlength, "--dropout", 0, "--seed", seed,
-        "--optim", "adamw", "--lr", a.lr, "--weight_decay", 0.01, "--scheduler", "linear", "--warmup_steps", a.updates // 10,
-        "--total_steps", a.updates, "--global_batch_size", a.batch, "--micro_batch_size", a.micro, "--save_freq", a.updates, "--log_freq", 10,
-        *bench.threads, *bench.precision,
+        "--query_length", 32, "--document_length", a.maxlength, *bench.recipe(seed, bench.path("train.jsonl")),
     )
     return run
 
@@ -95,11 +91,7 @@ def main():
             sys.exit(f"{a.work}: expected the folder of a retrieval.py that has run to its end")
     model = start(a.model, bench.path("late-start"))
     given = {test: candidates(bench, test, a.candidates) for test in TESTS}
-    ks = [k for k in [1, 5, 20, 100] if k <= a.candidates]
-
-    def hits(files):
-        told = {test: json.loads(bench.tercio(None, "eval", "retrieval", "--data", path, "--json"))["metrics"] for test, path in files.items()}
-        return {test: [m[f"hits@{k}"] for k in ks] for test, m in told.items()}
+    ks = [k for k in KS if k <= a.candidates]
 
     def ranked(name, model):
         files = {}
@@ -109,16 +101,12 @@ def main():
                 files[test], "rerank", "--model_path", model, "--data", data, "--output", files[test], *TEXTS, "--query_length", 32,
                 "--document_length", a.maxlength, *bench.threads, *bench.precision,
             )
-        return hits(files)
+        return bench.hits(files, ks)
 
-    rows = [("candidates in their order", hits(given)), ("MaxSim, untrained", ranked("untrained", model))]
+    rows = [("candidates in their order", bench.hits(given, ks)), ("MaxSim, untrained", ranked("untrained", model))]
     for seed in a.seeds.split(","):
         rows.append((f"MaxSim, seed {seed}", ranked(f"seed{seed}", train(bench, model, seed))))
-    for test in TESTS:
-        print(f"\n{test} | " + " | ".join(f"hits@{k}" for k in ks) + "\n--- |" + " --- |" * len(ks))
-        for name, figures in rows:
-            print(f"{name} | " + " | ".join(f"{v:.3f}" for v in figures[test]))
-    print(json.dumps({"settings": vars(a), "rows": rows}))
+    bench.report(rows, ks)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ usage: retrieval.py --model DIR --passages passages.tsv --questions DIR --work D
 work folder already is kept, so a run that was ended goes on: take another folder for other settings.
 
 The training data: of the first --train questions of TriviaQA's dev set, BM25's best passage that holds an answer is the positive, its best ones that hold
-none are the negatives, among its first --depth (an answer further down is there by chance mostly); questions for which BM25 finds no answer are left out. Test: the first --test questions of each test set.
+none are the negatives, among its first --depth (an answer further down is there by chance mostly); questions for which BM25 finds no answer are left out.
+Test: the first --test questions of each test set.
 
 With --pool N only N passages are searched, by BM25 too: those that BM25 ranks among its first 100 of all for a test question, and others in even steps through
 the file. That embeds faster, and flatters everybody: say it beside the numbers.
@@ -20,6 +21,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TESTS = ["trivia", "nq"]
+KS = [1, 5, 20, 100]
 # MiniLM was trained on bare texts.
 TEXTS = ["--question_template", "{question}", "--passage_template", "{title} {text}"]
 
@@ -148,20 +150,36 @@ class Bench:
         self.tercio(
             os.path.join(run, "checkpoint", "latest", "model.safetensors") if finished(run, a.updates) else None,
             "train", "retriever", "--name", f"seed{seed}", "--checkpoint_dir", self.path("runs"), "--model_path", a.model, "--no_projection",
-            "--train_data", data, "--loss", "contrastive", "--hard_negatives", a.negatives, "--draw_negatives", "--temperature", a.temperature,
-            *TEXTS, "--question_maxlength", 64, "--passage_maxlength", a.maxlength, "--dropout", 0, "--seed", seed, "--optim", "adamw",
-            "--lr", a.lr, "--weight_decay", 0.01, "--scheduler", "linear", "--warmup_steps", a.updates // 10, "--total_steps", a.updates,
-            "--global_batch_size", a.batch, "--micro_batch_size", a.micro, "--save_freq", a.updates, "--log_freq", 10, *self.threads, *self.precision,
+            "--question_maxlength", 64, "--passage_maxlength", a.maxlength, *self.recipe(seed, data),
         )
         return run
 
-    def hits(self, runs):
-        """hits@1/5/20/100 of runs."""
-        figures = {}
-        for test, run in runs.items():
-            told = json.loads(self.tercio(None, "eval", "retrieval", "--data", fid(run), "--json"))
-            figures[test] = [told["metrics"][f"hits@{k}"] for k in [1, 5, 20, 100]]
-        return figures
+    def recipe(self, seed, data):
+        """Flags of a contrastive training."""
+        a = self.a
+        return [
+            "--train_data", data, "--loss", "contrastive", "--hard_negatives", a.negatives, "--draw_negatives", "--temperature", a.temperature,
+            *TEXTS, "--dropout", 0, "--seed", seed, "--optim", "adamw", "--lr", a.lr, "--weight_decay", 0.01, "--scheduler", "linear",
+            "--warmup_steps", a.updates // 10, "--total_steps", a.updates, "--global_batch_size", a.batch, "--micro_batch_size", a.micro,
+            "--save_freq", a.updates, "--log_freq", 10, *self.threads, *self.precision,
+        ]
+
+    def hits(self, files, ks=KS):
+        """hits@k of each test set's file in FiD's JSON."""
+        told = {test: json.loads(self.tercio(None, "eval", "retrieval", "--data", path, "--json"))["metrics"] for test, path in files.items()}
+        return {test: [metrics[f"hits@{k}"] for k in ks] for test, metrics in told.items()}
+
+    def hits_of(self, runs):
+        """hits@k of runs."""
+        return self.hits({test: fid(run) for test, run in runs.items()})
+
+    def report(self, rows, ks=KS):
+        """A table for each test set, and all of it as one line of JSON."""
+        for test in TESTS:
+            print(f"\n{test} | " + " | ".join(f"hits@{k}" for k in ks) + "\n--- |" + " --- |" * len(ks))
+            for name, figures in rows:
+                print(f"{name} | " + " | ".join(f"{v:.3f}" for v in figures[test]))
+        print(json.dumps({"settings": vars(self.a), "rows": rows}))
 
 
 def fid(run):
@@ -190,19 +208,15 @@ def main():
     passages = bench.pool(whole, tests)
     index = whole if passages == a.passages else bench.bm25(passages, "bm25-pool")
     words = {test: bench.search(index, questions, f"bm25-{test}") for test, questions in tests.items()}
-    rows = [("BM25", bench.hits(words))]
+    rows = [("BM25", bench.hits_of(words))]
     untrained = bench.dense("untrained", a.model, passages, tests, a.untrained_vectors if passages == a.passages else None)
-    rows.append(("untrained", bench.hits(untrained)))
-    rows.append(("BM25 + untrained", bench.hits(bench.fused("fused-untrained", words, untrained))))
+    rows.append(("untrained", bench.hits_of(untrained)))
+    rows.append(("BM25 + untrained", bench.hits_of(bench.fused("fused-untrained", words, untrained))))
     for seed in a.seeds.split(","):
         trained = bench.dense(f"seed{seed}", bench.train(seed, mined), passages, tests)
-        rows.append((f"trained, seed {seed}", bench.hits(trained)))
-        rows.append((f"BM25 + trained, seed {seed}", bench.hits(bench.fused(f"fused-seed{seed}", words, trained))))
-    for test in TESTS:
-        print(f"\n{test}: first {a.test} test questions | hits@1 | @5 | @20 | @100\n--- | --- | --- | --- | ---")
-        for name, figures in rows:
-            print(f"{name} | " + " | ".join(f"{v:.3f}" for v in figures[test]))
-    print(json.dumps({"settings": vars(a), "rows": rows}))
+        rows.append((f"trained, seed {seed}", bench.hits_of(trained)))
+        rows.append((f"BM25 + trained, seed {seed}", bench.hits_of(bench.fused(f"fused-seed{seed}", words, trained))))
+    bench.report(rows)
 
 
 if __name__ == "__main__":

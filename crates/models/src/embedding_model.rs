@@ -39,9 +39,7 @@ impl<D: Device> EmbeddingModel<D> {
         }
         let headers = RetrieverHeaders::read(folder)?;
         if headers.fid {
-            let config = headers.config.clone();
-            let retriever = LoadedRetriever::with_config(headers, config, 0, device)?;
-            return Ok(EmbeddingModel::Retriever(retriever));
+            return LoadedRetriever::of(headers, device).map(EmbeddingModel::Retriever);
         }
         let Some(pooling) = plain else {
             let what = "expected a retriever or a folder of sentence-transformers (modules.json), found a plain encoder; say how its states \

@@ -44,27 +44,6 @@ pub enum Method {
     },
 }
 
-/// Reciprocal rank fusion of lists that are ranked best first, all of the same weight; at most `depth` hits.
-///
-/// # Errors
-/// As [`fuse`].
-pub fn reciprocal_rank(lists: &[&[Hit]], k: f64, depth: usize) -> Result<Vec<Hit>, SearchError> {
-    fuse_hits(lists, &vec![1.0; lists.len()], &Method::ReciprocalRank { k }, depth)
-}
-
-/// Weighted scores of lists that are ranked best first; at most `depth` hits.
-///
-/// # Errors
-/// As [`fuse`].
-pub fn weighted(
-    lists: &[&[Hit]],
-    weights: &[f64],
-    normalisation: Normalisation,
-    depth: usize,
-) -> Result<Vec<Hit>, SearchError> {
-    fuse_hits(lists, weights, &Method::Weighted { normalisation }, depth)
-}
-
 /// Lists of hits that are ranked best first as one; at most `depth` hits.
 ///
 /// # Errors

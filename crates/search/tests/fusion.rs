@@ -2,11 +2,26 @@
 
 use tercio_data::draw::index;
 use tercio_data::retrieval::RunFile;
-use tercio_search::Hit;
-use tercio_search::fusion::{Method, Normalisation, RRF_K, fuse, fuse_runs, reciprocal_rank, weighted};
+use tercio_search::fusion::{Method, Normalisation, RRF_K, fuse, fuse_hits, fuse_runs};
+use tercio_search::{Hit, SearchError};
 
 fn hits(list: &[(u64, f32)]) -> Vec<Hit> {
     list.iter().map(|&(row, score)| Hit { row, score }).collect()
+}
+
+/// By ranks, all lists of the same weight.
+fn reciprocal_rank(lists: &[&[Hit]], k: f64, depth: usize) -> Result<Vec<Hit>, SearchError> {
+    fuse_hits(lists, &vec![1.0; lists.len()], &Method::ReciprocalRank { k }, depth)
+}
+
+/// By scores.
+fn weighted(
+    lists: &[&[Hit]],
+    weights: &[f64],
+    normalisation: Normalisation,
+    depth: usize,
+) -> Result<Vec<Hit>, SearchError> {
+    fuse_hits(lists, weights, &Method::Weighted { normalisation }, depth)
 }
 
 fn rows(hits: &[Hit]) -> Vec<u64> {

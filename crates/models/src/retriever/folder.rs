@@ -84,7 +84,13 @@ impl<D: Device> LoadedRetriever<D> {
     /// # Errors
     /// As [`RetrieverHeaders::read`]; tensors that do not fit, values that are no numbers.
     pub fn open(folder: &ModelFolder, device: &D) -> Result<Self, ModelError> {
-        let headers = RetrieverHeaders::read(folder)?;
+        Self::of(RetrieverHeaders::read(folder)?, device)
+    }
+    /// The retriever of headers as they are.
+    ///
+    /// # Errors
+    /// As [`LoadedRetriever::open`].
+    pub fn of(headers: RetrieverHeaders, device: &D) -> Result<Self, ModelError> {
         let config = headers.config.clone();
         Self::with_config(headers, config, 0, device)
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tercio_data::Tokenizer;
 
-use super::settings::{LoopSettings, read_in_evaluation};
+use super::settings::LoopSettings;
 use super::stage::{Part, Stage, Step};
 use super::state::{Done, Inputs, States, sum_of};
 use super::work::files_of_model;
@@ -118,7 +118,7 @@ pub(super) fn of(
 /// How the reader answers and scores.
 fn add_reading(settings: &LoopSettings, add: &mut impl FnMut(&str, String)) {
     let (o, at_work) = (&settings.reader, &settings.scores);
-    add("passages of an answer", read_in_evaluation(o).to_string());
+    add("passages of an answer", settings.answered().to_string());
     add("scores.per_gpu_batch_size", at_work.per_gpu_batch_size.to_string());
     add("reader.text_maxlength", o.model.text_maxlength.to_string());
     add("reader.no_title", o.model.no_title.to_string());

@@ -255,8 +255,8 @@ impl LoopSettings {
             let table = if self.scores.n_context.is_some() { "scores" } else { "reader" };
             return Err(self.error(table, "n_context", &what));
         }
-        let answered = read_in_evaluation(&self.reader);
-        let most = self.reader.model.n_context.max(answered).max(read).max(self.retriever.model.n_context);
+        let most =
+            self.reader.model.n_context.max(self.answered()).max(read).max(self.retriever.model.n_context);
         if most > self.search.n_docs {
             let found = self.search.n_docs;
             let what =
@@ -302,7 +302,15 @@ impl LoopSettings {
 
     /// Passages of each question that the reader scores.
     pub fn scored(&self) -> usize {
-        self.scores.n_context.unwrap_or_else(|| read_in_evaluation(&self.reader))
+        self.scores.n_context.unwrap_or_else(|| self.answered())
+    }
+
+    /// Passages of each question that the reader answers from when it is measured.
+    pub fn answered(&self) -> usize {
+        match self.reader.model.eval_n_context {
+            0 => self.reader.model.n_context,
+            n => n,
+        }
     }
 
     /// The settings of a reader in `dir`, on the questions of `search`; `start` is where it starts from, if not from where the file says.
@@ -337,14 +345,6 @@ impl LoopSettings {
             (o.model.init, o.model.model_config, o.model.tokenizer) = (Init::Pretrained, None, None);
         }
         o
-    }
-}
-
-/// Passages of each question that a reader reads when it is measured.
-pub fn read_in_evaluation(reader: &ReaderOptions) -> usize {
-    match reader.model.eval_n_context {
-        0 => reader.model.n_context,
-        n => n,
     }
 }
 

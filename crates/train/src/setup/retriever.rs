@@ -428,9 +428,7 @@ pub fn open_retriever_among<D: RankDevice>(
         true => {
             let folder = model_folder(name)?;
             let tokenizer = Tokenizer::load(tokenizer.unwrap_or(folder.path()))?;
-            let headers = read_headers(&folder)?;
-            let config = headers.config.clone();
-            let loaded = LoadedRetriever::with_config(headers, config, 0, device)?;
+            let loaded = LoadedRetriever::of(read_headers(&folder)?, device)?;
             check_vocabulary(&tokenizer, &loaded.model.config)?;
             Some(RetrieverModel { loaded, tokenizer, teacher: None })
         }

@@ -14,7 +14,6 @@ use crate::evaluate::{EvaluationFiles, EvaluationReport, evaluate_among};
 use crate::predict::Predictor;
 use crate::ranks::corpus::open_among;
 use crate::ranks::setup::open_model_among;
-use crate::rounds::settings::read_in_evaluation;
 use crate::rounds::stage::{Stage, Step};
 use crate::run::write_atomic;
 use crate::setup::encoding;
@@ -38,7 +37,7 @@ impl Work<'_> {
                 let Some(mut report) = self.read(&questions, &files, scored)? else {
                     return Ok(Outcome::Stopped);
                 };
-                let answered = read_in_evaluation(&self.settings.reader);
+                let answered = self.settings.answered();
                 if name == "dev" && answered != scored {
                     let files = EvaluationFiles::default();
                     let Some(own) = self.read(&questions, &files, answered)? else {

@@ -17,7 +17,6 @@ use crate::error::TrainError;
 use crate::evaluate::EvaluationFiles;
 use crate::find::queries::{Queries, Query};
 use crate::find::{DenseSettings, FindSettings, Finder, build_bm25, build_flat, search_among};
-use crate::rounds::settings::read_in_evaluation;
 use crate::rounds::stage::{Part, Stage, Step};
 use crate::scratch::ScratchFolder;
 
@@ -115,8 +114,9 @@ impl Work<'_> {
         drop(sources);
         let predictions = dir.join("predictions.jsonl");
         let files = EvaluationFiles { predictions: Some(predictions.clone()), ..EvaluationFiles::default() };
-        let answered = read_in_evaluation(&self.settings.reader);
-        let Some(report) = self.read(&dev, &files, answered)? else { return Ok(Outcome::Stopped) };
+        let Some(report) = self.read(&dev, &files, self.settings.answered())? else {
+            return Ok(Outcome::Stopped);
+        };
         figures.extend(measured(&report));
         Ok(Outcome::Finished(vec![dev, predictions], figures))
     }
