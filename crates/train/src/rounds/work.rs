@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use tercio_comm::World;
 use tercio_engine::{Cpu, Device};
 use tercio_models::folder::ModelFolder;
+use tercio_models::sentence::SentenceConfig;
 
 use super::settings::LoopSettings;
 use super::stage::{Stage, Step};
@@ -164,6 +165,26 @@ pub(super) fn files_of_model(name: &Path) -> Result<Vec<PathBuf>, TrainError> {
             files.push(path.clone());
         }
     }
+    // sentence-transformers has the pooling in a folder of its own. Modules that cannot be read are refused by who uses them.
+    if SentenceConfig::is_there(folder.path())
+        && let Ok(modules) = SentenceConfig::read(folder.path())
+    {
+        files.push(folder.path().join(modules.pooling_folder).join("config.json"));
+    }
     files.sort();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pooling_of_sentence_transformers_belongs_to_the_model() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data/sentence/cls");
+        let files = files_of_model(&folder).unwrap();
+        for name in ["config.json", "model.safetensors", "modules.json", "1_Pooling/config.json"] {
+            assert!(files.iter().any(|file| file.ends_with(name)), "{name} is not among {files:?}");
+        }
+    }
 }
