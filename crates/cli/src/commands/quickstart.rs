@@ -105,7 +105,7 @@ pub struct Quickstart {
     #[arg(long, default_value_t = 0)]
     eval_questions: usize,
     /// Then the loop, in two rounds: all passages become one collection, in which a retriever learns from the reader what to find; about
-    /// a quarter of an hour more
+    /// seven minutes more
     #[arg(long = "loop")]
     rounds: bool,
     /// Print the figures as one line of JSON on stdout, and no talk
