@@ -1,15 +1,19 @@
 //! The trait of a device: the kernels that the operations of `ops` are made of, and views into its memory.
 //!
-//! Two devices exist: [`crate::Cpu`] (f32, fused, vectorised) and [`crate::Reference`] (f64, plain loops, the
-//! oracle of every test). A device only computes; what is saved and in which order gradients flow is the tape's.
+//! Two devices are here: [`crate::Cpu`] (f32, fused, vectorised) and [`crate::Reference`] (f64, plain loops, the
+//! oracle of every test); one for GPUs is a crate of its own. A device only computes; what is saved and in which order gradients flow is the tape's.
 
 mod encoder;
 mod max_sim;
+mod shared;
+
+use std::borrow::Cow;
 
 use crate::random::Dropout;
 
 pub use encoder::{EncoderKernels, Rotary};
 pub use max_sim::{EMPTY_DOCUMENT, MaxSimShape, MaxSimSide, NO_ROW};
+pub use shared::Shared;
 
 /// A read-only stretch of a device's memory.
 pub struct View<'a, D: Device> {
@@ -275,16 +279,20 @@ pub trait Device: EncoderKernels + Clone + Send + Sync + Sized + 'static {
     /// Copies values out, rounded to f32.
     fn read(&self, source: View<'_, Self>) -> Vec<f32>;
     /// Values in f32 for the host, without a copy where the device's memory is the host's.
-    fn host<'a>(&self, source: View<'a, Self>) -> std::borrow::Cow<'a, [f32]> {
+    fn host<'a>(&self, source: View<'a, Self>) -> Cow<'a, [f32]> {
         self.read(source).into()
     }
-    /// The elements themselves, for those who move them between processes: a device whose memory is not the host's cannot
-    /// be trained by several.
-    fn elements<'a>(&self, source: View<'a, Self>) -> &'a [Self::Element];
-    /// As [`Device::elements`], writable.
-    fn elements_mut<'a>(&self, target: ViewMut<'a, Self>) -> &'a mut [Self::Element];
-    /// Where the elements lie, for one who writes to a part of them while kernels are at work on other parts.
-    fn pointer(&self, target: ViewMut<'_, Self>) -> *mut Self::Element;
+    /// The elements, for those who move them between processes: without a copy where the device's memory is the host's.
+    fn elements<'a>(&self, source: View<'a, Self>) -> Cow<'a, [Self::Element]>;
+    /// Lets `work` change elements on the host.
+    fn change<T>(&self, target: ViewMut<'_, Self>, work: impl FnOnce(&mut [Self::Element]) -> T) -> T;
+    /// Memory of the host that stands for a stretch while other threads are at parts of it: read and write there what
+    /// [`Device::show`] brought, and give it to [`Device::take_back`] in the end.
+    fn shared(&self, target: ViewMut<'_, Self>) -> Shared<Self::Element>;
+    /// Brings a stretch that kernels are done with to element `start` and on of its shared memory. No thread is at that part.
+    fn show(&self, _source: View<'_, Self>, _shared: &Shared<Self::Element>, _start: usize) {}
+    /// Makes what was done in shared memory the stretch's content.
+    fn take_back(&self, _shared: Shared<Self::Element>, _target: ViewMut<'_, Self>) {}
     /// Copies values out at full precision.
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64>;
     /// Releases buffers kept for reuse that recent work did not need.

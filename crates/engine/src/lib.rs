@@ -5,6 +5,7 @@
 
 pub mod cpu;
 pub mod device;
+pub mod fault;
 pub mod memory;
 pub mod ops;
 pub mod params;
@@ -18,6 +19,7 @@ pub use device::{
     Activation, AdafactorStep, AdamStep, AttentionShape, Device, EncoderKernels, MaxSimShape, MaxSimSide,
     RelativeBuckets, Rotary, Span, View, ViewMut,
 };
+pub use fault::Fault;
 pub use ops::feed_forward_end::Hidden;
 pub use ops::layer_norm::{LayerNorm, Normed};
 pub use ops::rotary::positions;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
+use tercio_engine::device::Shared;
 use tercio_engine::memory::{OutOfMemory, caught};
 use tercio_engine::{Arena, Buckets, Device, Draw};
 
@@ -264,9 +265,10 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         let apply = || self.optimizer.apply(device, parts, state, &gradients, gradient_norm);
         let lr = spans.of(Kind::Optimizer, apply);
         if self.parts.is_split() {
-            let parameters = self.device.elements_mut(state.parameters.all_mut());
             let (buckets, grain) = (&self.parts.buckets, D::BLOCK);
-            spans.of(Kind::Waiting, || self.world.all_gather_parts(parameters, buckets, grain))?;
+            let gather = |parameters: &mut [_]| self.world.all_gather_parts(parameters, buckets, grain);
+            let all = state.parameters.all_mut();
+            spans.of(Kind::Waiting, || self.device.change(all, gather))?;
         }
         self.norms = norms(&self.device, &self.layers, &squares, &state.parameters);
         state.step += 1;
@@ -362,14 +364,20 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         }
         self.sum.clear();
         let mut gradients = self.sum.arena(self.objective.layout());
-        let data = self.device.pointer(gradients.all_mut());
+        let shared = self.shared(&mut gradients);
+        let (data, len) = (shared.pointer(), gradients.len());
         let (buckets, leave) = (&self.parts.buckets, self.parts.leave());
-        // SAFETY: the arena is not touched before `finish` returns, and not freed: its block stays in the pool.
-        let reduction =
-            unsafe { self.world.start_reduction(data, gradients.len(), buckets, leave, D::BLOCK, false) }?;
+        // SAFETY: arena and shared memory are not touched before `finish` returns, and not freed before the reduction is.
+        let reduction = unsafe { self.world.start_reduction(data, len, buckets, leave, D::BLOCK, false) }?;
         spans.of(Kind::Waiting, || reduction.finish())?;
+        self.device.take_back(shared, gradients.all_mut());
         let shards = after.losses.len();
         Ok(Computed { gradients, after, shards })
+    }
+
+    /// Memory of gradients that this rank shares with the others; alone it needs none.
+    fn shared(&self, gradients: &mut Arena<D>) -> Shared<D::Element> {
+        if self.world.size() == 1 { Shared::nowhere() } else { self.device.shared(gradients.all_mut()) }
     }
 
     /// The last shard: as its backward is done with a stretch of the gradients, the sum over groups is finished there and
@@ -385,15 +393,18 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         spans: &mut Spans,
     ) -> Result<Computed<D>, TrainError> {
         let mut waiting = self.sum.waiting();
-        let sum = waiting.sum().unwrap_or(&mut last);
-        let (data, len) = (self.device.pointer(sum.all_mut()), sum.len());
+        let shared = self.shared(waiting.sum().unwrap_or(&mut last));
+        let (data, len) = (shared.pointer(), last.len());
         let (buckets, leave) = (&self.parts.buckets, self.parts.leave());
-        // SAFETY: both arenas live until `finish` has returned (on every way out they are dropped after the reduction is).
+        // SAFETY: arenas and shared memory live until `finish` has returned (on every way out they are dropped after the reduction is).
         // A bucket is not touched after `ready`: backward is done with it, and it was added to all that wait before.
         let reduction = unsafe { self.world.start_reduction(data, len, buckets, leave, D::BLOCK, true) }?;
         let mut done = 0;
+        let device = &self.device;
         let mut ready = |i: usize, gradients: &mut Arena<D>| {
             waiting.add(gradients, buckets[i].clone());
+            let sum = waiting.sum().unwrap_or(gradients);
+            device.show(sum.range(buckets[i].clone()), &shared, buckets[i].start);
             reduction.ready(i);
             done = i + 1;
         };
@@ -406,9 +417,12 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         // What an objective did not tell of is ready now.
         for (i, bucket) in buckets.iter().enumerate().skip(done) {
             waiting.add(&last, bucket.clone());
+            let sum = waiting.sum().unwrap_or(&mut last);
+            self.device.show(sum.range(bucket.clone()), &shared, bucket.start);
             reduction.ready(i);
         }
         spans.of(Kind::Waiting, || reduction.finish())?;
+        self.device.take_back(shared, waiting.sum().unwrap_or(&mut last).all_mut());
         let shards = after.losses.len();
         Ok(Computed { gradients: self.sum.settle(last, waiting), after, shards })
     }

@@ -32,6 +32,7 @@ pub mod screen;
 mod state_attention;
 pub mod weigh;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::device::*;
@@ -152,17 +153,17 @@ impl Device for Cpu {
     fn read(&self, source: View<'_, Self>) -> Vec<f32> {
         source.slice().to_vec()
     }
-    fn host<'a>(&self, source: View<'a, Self>) -> std::borrow::Cow<'a, [f32]> {
+    fn host<'a>(&self, source: View<'a, Self>) -> Cow<'a, [f32]> {
         source.slice().into()
     }
-    fn elements<'a>(&self, source: View<'a, Self>) -> &'a [f32] {
-        source.slice()
+    fn elements<'a>(&self, source: View<'a, Self>) -> Cow<'a, [f32]> {
+        source.slice().into()
     }
-    fn elements_mut<'a>(&self, target: ViewMut<'a, Self>) -> &'a mut [f32] {
-        target.slice()
+    fn change<T>(&self, target: ViewMut<'_, Self>, work: impl FnOnce(&mut [f32]) -> T) -> T {
+        work(target.slice())
     }
-    fn pointer(&self, target: ViewMut<'_, Self>) -> *mut f32 {
-        target.storage.pointer(target.start, target.len)
+    fn shared(&self, target: ViewMut<'_, Self>) -> Shared<f32> {
+        Shared::own(target.storage.pointer(target.start, target.len))
     }
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64> {
         source.slice().iter().map(|&v| v as f64).collect()

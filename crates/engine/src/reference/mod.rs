@@ -7,6 +7,8 @@ mod optimizer;
 mod rows;
 mod state_attention;
 
+use std::borrow::Cow;
+
 use crate::device::*;
 use crate::random::Dropout;
 
@@ -68,14 +70,14 @@ impl Device for Reference {
     fn read(&self, source: View<'_, Self>) -> Vec<f32> {
         source.slice().iter().map(|&v| v as f32).collect()
     }
-    fn elements<'a>(&self, source: View<'a, Self>) -> &'a [f64] {
-        source.slice()
+    fn elements<'a>(&self, source: View<'a, Self>) -> Cow<'a, [f64]> {
+        source.slice().into()
     }
-    fn elements_mut<'a>(&self, target: ViewMut<'a, Self>) -> &'a mut [f64] {
-        target.slice()
+    fn change<T>(&self, target: ViewMut<'_, Self>, work: impl FnOnce(&mut [f64]) -> T) -> T {
+        work(target.slice())
     }
-    fn pointer(&self, target: ViewMut<'_, Self>) -> *mut f64 {
-        target.slice().as_mut_ptr()
+    fn shared(&self, target: ViewMut<'_, Self>) -> Shared<f64> {
+        Shared::own(target.slice().as_mut_ptr())
     }
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64> {
         source.slice().to_vec()

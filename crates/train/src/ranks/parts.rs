@@ -148,12 +148,12 @@ impl Parts {
         for (bucket, (part, at)) in self.buckets.iter().zip(&self.own) {
             buffer.clear();
             match &whole {
-                Some(whole) => buffer.extend_from_slice(device.elements(whole.range(bucket.clone()))),
+                Some(whole) => buffer.extend_from_slice(&device.elements(whole.range(bucket.clone()))),
                 None => buffer.resize(bucket.len(), D::Element::default()),
             }
             world.broadcast(0, &mut buffer)?;
             let own = &buffer[part.start - bucket.start..part.end - bucket.start];
-            device.elements_mut(moments.range_mut(*at..at + part.len())).copy_from_slice(own);
+            device.change(moments.range_mut(*at..at + part.len()), |m| m.copy_from_slice(own));
         }
         Ok(moments)
     }
@@ -167,9 +167,10 @@ impl Parts {
         device: &D,
         arena: &mut Arena<D>,
     ) -> Result<(), CommError> {
-        let len = arena.len();
+        let len = if world.size() == 1 { 0 } else { arena.len() };
         for start in (0..len).step_by(MOST) {
-            world.broadcast(0, device.elements_mut(arena.range_mut(start..len.min(start + MOST))))?;
+            let piece = arena.range_mut(start..len.min(start + MOST));
+            device.change(piece, |values| world.broadcast(0, values))?;
         }
         Ok(())
     }

@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 
-use tercio_engine::device::{Heads, HeadsMut, Matrix};
+use std::borrow::Cow;
+
+use tercio_engine::device::{Heads, HeadsMut, Matrix, Shared};
 use tercio_engine::{
     Activation, AdafactorStep, AdamStep, AttentionShape, Device, Dropout, EncoderKernels, MaxSimShape,
     MaxSimSide, Rotary, Span, View, ViewMut,
@@ -157,14 +159,20 @@ impl<D: Device> Device for Profiled<D> {
     fn host<'a>(&self, source: View<'a, Self>) -> Cow<'a, [f32]> {
         self.inner.host(source.inner())
     }
-    fn elements<'a>(&self, source: View<'a, Self>) -> &'a [Self::Element] {
+    fn elements<'a>(&self, source: View<'a, Self>) -> Cow<'a, [Self::Element]> {
         self.inner.elements(source.inner())
     }
-    fn elements_mut<'a>(&self, target: ViewMut<'a, Self>) -> &'a mut [Self::Element] {
-        self.inner.elements_mut(target.inner())
+    fn change<T>(&self, target: ViewMut<'_, Self>, work: impl FnOnce(&mut [Self::Element]) -> T) -> T {
+        self.inner.change(target.inner(), work)
     }
-    fn pointer(&self, target: ViewMut<'_, Self>) -> *mut Self::Element {
-        self.inner.pointer(target.inner())
+    fn shared(&self, target: ViewMut<'_, Self>) -> Shared<Self::Element> {
+        self.inner.shared(target.inner())
+    }
+    fn show(&self, source: View<'_, Self>, shared: &Shared<Self::Element>, start: usize) {
+        self.inner.show(source.inner(), shared, start);
+    }
+    fn take_back(&self, shared: Shared<Self::Element>, target: ViewMut<'_, Self>) {
+        self.inner.take_back(shared, target.inner());
     }
     fn bytes_in_use(&self) -> u64 {
         self.inner.bytes_in_use()

@@ -1,20 +1,15 @@
-//! The encoders' kernels of the device of the tests: biases, LayerNorm, rotary positions, pooling, unit rows, MaxSim.
+//! The encoders' part of the engine's trait: biases, LayerNorm, rotary positions, pooling, unit rows, MaxSim.
 
 use tercio_engine::*;
 
-use super::device::{OnHost, Operand, float, kind_of, number, optional, size};
-use super::library::Argument;
-use super::max_sim;
-use super::memory::{floats, words};
+use crate::device::Cuda;
+use crate::driver::{Argument, Driver};
+use crate::launch::{Operand, float, kind_of, number, optional, size};
+use crate::max_sim;
 
-/// Starts and ends, as the kernels' `Span`.
-pub fn list(spans: &[Span]) -> super::memory::Guarded<u32> {
-    words(spans.iter().flat_map(|s| [s.start, s.end]).collect())
-}
-
-impl OnHost {
+impl<R: Driver> Cuda<R> {
     /// `activation` with or without a bias.
-    pub fn activate(
+    pub(crate) fn activate(
         &self,
         u: View<'_, Self>,
         bias: Option<View<'_, Self>>,
@@ -30,7 +25,7 @@ impl OnHost {
         self.rows("activation", rows, &arguments);
     }
     /// `activation_backward` with or without a bias.
-    pub fn activate_backward(
+    pub(crate) fn activate_backward(
         &self,
         u: View<'_, Self>,
         bias: Option<View<'_, Self>>,
@@ -39,7 +34,7 @@ impl OnHost {
         gated: bool,
         dropout: Option<Dropout>,
         dy: View<'_, Self>,
-        du: ViewMut<'_, Self>,
+        du: &ViewMut<'_, Self>,
     ) {
         let (rows, gated) = (dy.len / width, Argument::from(gated as u32));
         let (bias, width) = (optional(bias), number(width));
@@ -48,10 +43,10 @@ impl OnHost {
     }
 }
 
-impl EncoderKernels for OnHost {
+impl<R: Driver> EncoderKernels for Cuda<R> {
     fn gather_add(&self, table: View<'_, Self>, width: usize, ids: &[u32], rows: ViewMut<'_, Self>) {
-        let list = words(ids.to_vec());
-        self.rows("gather_add", ids.len(), &[table.pointer(), (&list).into(), number(width), rows.real()]);
+        let list = self.list(ids);
+        self.rows("gather_add", ids.len(), &[table.pointer(), list.pointer(), number(width), rows.real()]);
     }
     fn add_bias(&self, x: ViewMut<'_, Self>, bias: View<'_, Self>) {
         let (rows, width) = (x.len / bias.len, number(bias.len));
@@ -59,9 +54,9 @@ impl EncoderKernels for OnHost {
     }
     fn sum_rows(&self, x: View<'_, Self>, total: ViewMut<'_, Self>) {
         let (rows, width) = (x.len / total.len, total.len);
-        let (part, grid) = Self::partial(rows, width, width);
-        self.launch("sum_rows", grid, 256, 0, &[x.real(), size(rows), number(width), (&part).into()]);
-        self.fold(&part, total);
+        let (part, grid) = self.partial(rows, width, width);
+        self.launch("sum_rows", grid, 256, 0, &[x.real(), size(rows), number(width), part.pointer()]);
+        self.fold(&part, &total);
     }
     fn layer_norm(
         &self,
@@ -86,16 +81,16 @@ impl EncoderKernels for OnHost {
         dnorm: ViewMut<'_, Self>,
     ) {
         let rows = x.len / width;
-        let stats = floats(vec![f32::NAN; 2 * rows]);
+        let stats = self.scratch_of(2 * rows);
         let (n, w) = (size(rows), number(width));
-        let arguments = [x.real(), norm.pointer(), float(eps), dy.real(), dx.real(), (&stats).into(), n, w];
+        let arguments = [x.real(), norm.pointer(), float(eps), dy.real(), dx.real(), stats.pointer(), n, w];
         self.warps("layer_norm_backward", rows, &arguments);
-        let (part, grid) = Self::partial(rows, dnorm.len, width);
+        let (part, grid) = self.partial(rows, dnorm.len, width);
         let has_bias = Argument::from((dnorm.len > width) as u32);
         let (n, w) = (size(rows), number(width));
-        let arguments = [x.real(), dy.real(), (&stats).into(), has_bias, n, w, (&part).into()];
+        let arguments = [x.real(), dy.real(), stats.pointer(), has_bias, n, w, part.pointer()];
         self.launch("layer_norm_weight", grid, 256, 0, &arguments);
-        self.fold(&part, dnorm);
+        self.fold(&part, &dnorm);
     }
     fn bias_residual(
         &self,
@@ -127,11 +122,11 @@ impl EncoderKernels for OnHost {
         dy: View<'_, Self>,
         width: usize,
         dropout: Dropout,
-        mut d: ViewMut<'_, Self>,
+        d: ViewMut<'_, Self>,
         dbias: Option<ViewMut<'_, Self>>,
     ) {
         let rows = dy.len / width;
-        let arguments = [dy.real(), d.reborrow().real(), number(width), Some(dropout).into()];
+        let arguments = [dy.real(), d.real(), number(width), Some(dropout).into()];
         self.rows("dropout", rows, &arguments);
         if let Some(dbias) = dbias {
             let d = View { storage: d.storage, start: d.start, len: d.len };
@@ -159,10 +154,10 @@ impl EncoderKernels for OnHost {
         gated: bool,
         dropout: Option<Dropout>,
         dy: View<'_, Self>,
-        mut du: ViewMut<'_, Self>,
+        du: ViewMut<'_, Self>,
         dbias: ViewMut<'_, Self>,
     ) {
-        self.activate_backward(u, Some(bias), width, kind, gated, dropout, dy, du.reborrow());
+        self.activate_backward(u, Some(bias), width, kind, gated, dropout, dy, &du);
         self.sum_rows(View { storage: du.storage, start: du.start, len: du.len }, dbias);
     }
     fn rotate(
@@ -175,29 +170,29 @@ impl EncoderKernels for OnHost {
         back: bool,
     ) {
         assert_eq!(x.len, positions.len() * stride);
-        let angles = |list: &[f64]| floats(list.iter().map(|&v| v as f32).collect());
-        let (cos, sin, places) = (angles(&rotary.cos), angles(&rotary.sin), words(positions.to_vec()));
+        let angles = |list: &[f64]| self.list(&list.iter().map(|&v| v as f32).collect::<Vec<f32>>());
+        let (cos, sin, places) = (angles(&rotary.cos), angles(&rotary.sin), self.list(positions));
         let arguments = [
             x.real(),
             number(stride),
             number(columns),
-            (&cos).into(),
-            (&sin).into(),
+            cos.pointer(),
+            sin.pointer(),
             number(rotary.half),
-            (&places).into(),
+            places.pointer(),
             Argument::from(back as u32),
         ];
         self.rows("rotate", positions.len(), &arguments);
     }
     fn span_means(&self, x: View<'_, Self>, width: usize, spans: &[Span], y: ViewMut<'_, Self>) {
-        let places = list(spans);
+        let places = self.spans(spans);
         let grid = [spans.len(), width.div_ceil(32), 1];
-        self.launch("span_means", grid, 256, 0, &[x.real(), number(width), (&places).into(), y.real()]);
+        self.launch("span_means", grid, 256, 0, &[x.real(), number(width), places.pointer(), y.real()]);
     }
     fn span_means_backward(&self, dy: View<'_, Self>, width: usize, spans: &[Span], dx: ViewMut<'_, Self>) {
-        let places = list(spans);
+        let places = self.spans(spans);
         let grid = [spans.len(), width.div_ceil(32), 1];
-        let arguments = [dy.real(), number(width), (&places).into(), dx.real()];
+        let arguments = [dy.real(), number(width), places.pointer(), dx.real()];
         self.launch("span_means_backward", grid, 256, 0, &arguments);
     }
     fn normalize(&self, x: View<'_, Self>, width: usize, least: f64, y: ViewMut<'_, Self>) {

@@ -1,10 +1,12 @@
-//! The kernels of `cuda/` compiled for the host: built once for a state of the sources, loaded, launched.
+//! The kernels of `kernels/` compiled for the host: built once for a state of the sources, loaded, launched.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+
+use tercio_cuda::driver::{Argument, Launch};
 
 use super::memory::Guarded;
 
@@ -15,71 +17,7 @@ pub enum Storage {
     Bf16,
 }
 
-/// What the kernels take by value beside numbers, as `cuda/random.h` has it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct DropoutArgument {
-    key: u64,
-    threshold: u32,
-    scale: f32,
-    on: u32,
-    unused: u32,
-}
-
-impl From<Option<tercio_engine::Dropout>> for DropoutArgument {
-    fn from(dropout: Option<tercio_engine::Dropout>) -> Self {
-        let (key, threshold, scale) = dropout.map_or((0, 0, 1.0), |d| (d.key(), d.threshold, d.scale));
-        DropoutArgument { key, threshold, scale, on: dropout.is_some() as u32, unused: 0 }
-    }
-}
-
-/// An argument of a kernel. Memory of the storage type is f32 on this side, and is converted around a launch.
-pub enum Argument {
-    /// `const real *`
-    Real(*const f32, usize),
-    /// `real *`
-    RealMut(*mut f32, usize),
-    /// Any other pointer; null where it is not wanted.
-    Pointer(*const c_void),
-    /// A value, by its bytes.
-    Value(Vec<u8>),
-}
-
-impl Argument {
-    /// A value that is laid out as in C.
-    pub fn value<T: Copy>(value: T) -> Argument {
-        let bytes = std::ptr::from_ref(&value).cast::<u8>();
-        // SAFETY: the bytes of a plain value; what lies between fields is not looked at by the kernel.
-        Argument::Value(unsafe { std::slice::from_raw_parts(bytes, size_of::<T>()) }.to_vec())
-    }
-}
-impl From<u32> for Argument {
-    fn from(value: u32) -> Self {
-        Argument::value(value)
-    }
-}
-impl From<u64> for Argument {
-    fn from(value: u64) -> Self {
-        Argument::value(value)
-    }
-}
-impl From<f32> for Argument {
-    fn from(value: f32) -> Self {
-        Argument::value(value)
-    }
-}
-impl From<Option<tercio_engine::Dropout>> for Argument {
-    fn from(value: Option<tercio_engine::Dropout>) -> Self {
-        Argument::value(DropoutArgument::from(value))
-    }
-}
-impl<T: Copy + PartialEq> From<&Guarded<T>> for Argument {
-    fn from(memory: &Guarded<T>) -> Self {
-        Argument::Pointer(memory.pointer().cast())
-    }
-}
-
-type Launch = unsafe extern "C" fn(
+type HostLaunch = unsafe extern "C" fn(
     *const c_char,
     *const c_uint,
     c_uint,
@@ -109,10 +47,6 @@ impl Library {
             Library { storage, library }
         })
     }
-    /// The storage type that it was compiled for.
-    pub fn storage(&self) -> Storage {
-        self.storage
-    }
     /// The names of all kernels.
     pub fn kernels(&self) -> Vec<String> {
         // SAFETY: the function's own signature; the text lives until this thread calls again.
@@ -123,64 +57,49 @@ impl Library {
         text.lines().map(str::to_owned).collect()
     }
     /// Runs a kernel over a grid. The error is the shim's sentence.
-    pub fn launch(
-        &self,
-        kernel: &str,
-        grid: [usize; 3],
-        threads: u32,
-        shared: usize,
-        arguments: &[Argument],
-        descending: bool,
-    ) -> Result<(), String> {
-        // As on a GPU, an empty grid is not launched.
-        if grid.contains(&0) {
-            return Ok(());
-        }
-        let grid = grid.map(|n| c_uint::try_from(n).expect("a grid of tests is small"));
-        let converted: Vec<Option<Guarded<u16>>> = arguments.iter().map(|a| self.converted(a)).collect();
-        let mut pointers: Vec<*const c_void> = (arguments.iter().zip(&converted))
+    pub fn launch(&self, launch: &Launch<'_>, descending: bool) -> Result<(), String> {
+        assert!(!launch.grid.contains(&0), "as on a GPU, an empty grid cannot be launched");
+        let converted: Vec<Option<Guarded<u16>>> =
+            launch.arguments.iter().map(|a| self.converted(a)).collect();
+        let mut pointers: Vec<u64> = (launch.arguments.iter().zip(&converted))
             .map(|(a, c)| match (a, c) {
-                (_, Some(c)) => c.pointer().cast_const().cast(),
-                (Argument::Real(p, _), _) => p.cast(),
-                (Argument::RealMut(p, _), _) => p.cast_const().cast(),
-                (Argument::Pointer(p), _) => *p,
-                (Argument::Value(_), _) => std::ptr::null(),
+                (_, Some(c)) => c.pointer() as u64,
+                (Argument::Real(at, _) | Argument::RealMut(at, _) | Argument::Pointer(at), _) => *at,
+                (Argument::Value(_), _) => 0,
             })
             .collect();
         let mut places: Vec<*mut c_void> = Vec::new();
         let mut sizes: Vec<u64> = Vec::new();
-        for (a, pointer) in arguments.iter().zip(&mut pointers) {
+        for (a, pointer) in launch.arguments.iter().zip(&mut pointers) {
             let (place, size) = match a {
-                Argument::Value(bytes) => (bytes.as_ptr().cast_mut().cast(), bytes.len()),
-                _ => (std::ptr::from_mut(pointer).cast(), size_of::<*const c_void>()),
+                Argument::Value(value) => (value.pointer().cast_mut().cast(), value.len()),
+                _ => (std::ptr::from_mut(pointer).cast(), size_of::<u64>()),
             };
             places.push(place);
             sizes.push(size as u64);
         }
-        let name = CString::new(kernel).expect("a name has no zero");
-        let shared = shared as u64;
+        let name = CString::new(launch.kernel).expect("a name has no zero");
         let count = places.len() as c_uint;
         // SAFETY: number and sizes of the arguments are compared with the kernel's; what lies behind pointers is the test's.
         let error = unsafe {
-            let launch = self.library.get::<Launch>(b"host_launch").expect("the library has it");
-            let places = places.as_mut_ptr();
-            let error = launch(
+            let run = self.library.get::<HostLaunch>(b"host_launch").expect("the library has it");
+            let error = run(
                 name.as_ptr(),
-                grid.as_ptr(),
-                threads,
-                shared,
-                places,
+                launch.grid.as_ptr(),
+                launch.threads,
+                launch.shared.into(),
+                places.as_mut_ptr(),
                 sizes.as_ptr(),
                 count,
                 descending as c_int,
             );
             (!error.is_null()).then(|| CStr::from_ptr(error).to_string_lossy().into_owned())
         };
-        for (a, c) in arguments.iter().zip(&converted) {
-            if let (Argument::RealMut(target, len), Some(c)) = (a, c) {
+        for (a, c) in launch.arguments.iter().zip(&converted) {
+            if let (Argument::RealMut(at, len), Some(c)) = (a, c) {
                 for i in 0..*len {
                     // SAFETY: the caller's memory of `len` elements.
-                    unsafe { target.add(i).write(f32::from_bits((c.values()[i] as u32) << 16)) };
+                    unsafe { (*at as *mut f32).add(i).write(f32::from_bits((c.values()[i] as u32) << 16)) };
                 }
             }
         }
@@ -188,16 +107,14 @@ impl Library {
     }
     /// Memory in bf16 for an argument of the storage type, where that is not f32.
     fn converted(&self, argument: &Argument) -> Option<Guarded<u16>> {
-        let (pointer, len) = match argument {
-            Argument::Real(p, len) => (*p, *len),
-            Argument::RealMut(p, len) => (p.cast_const(), *len),
-            _ => return None,
+        let (Argument::Real(at, len) | Argument::RealMut(at, len)) = *argument else {
+            return None;
         };
-        if self.storage == Storage::F32 || pointer.is_null() {
+        if self.storage == Storage::F32 || at == 0 {
             return None;
         }
         // SAFETY: the caller's memory of `len` elements.
-        let values = (0..len).map(|i| to_bf16(unsafe { pointer.add(i).read() }));
+        let values = (0..len).map(|i| to_bf16(unsafe { (at as *const f32).add(i).read() }));
         Some(Guarded::new(values.collect(), 0x7f7f))
     }
 }
@@ -213,7 +130,7 @@ pub fn to_bf16(x: f32) -> u16 {
 
 /// Where the kernels' sources are.
 pub fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
 }
 
 /// Kernels, and headers, by name.
@@ -227,7 +144,7 @@ pub fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
 
 /// Compiles the kernels into the build's temporary folder, under a name that says what they were made of.
 fn compiled(storage: Storage) -> PathBuf {
-    let faults = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda_kernels");
+    let faults = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/on_host");
     let mut units = files(&sources(), "cpp");
     units.extend(files(&sources(), "cu"));
     units.extend(files(&faults, "cu"));

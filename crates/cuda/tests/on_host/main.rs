@@ -1,21 +1,16 @@
-//! The CUDA kernels of `cuda/`, run on the host and compared with the reference device.
+//! The CUDA kernels of `kernels/`, run on the host and compared with the reference device.
 //!
-//! A C++ compiler builds the kernels' own sources with a shim for what CUDA adds to the language (`cuda/host.h`). Every
+//! A C++ compiler builds the kernels' own sources with a shim for what CUDA adds to the language (`kernels/host.h`). Every
 //! check runs with threads and blocks in ascending and in descending order, which may not change a bit, and with activations
 //! stored as f32 and as bf16. All memory that kernels write has guards on both sides; fresh memory is NaN.
 
-#[path = "../common/mod.rs"]
+#[path = "../../../engine/tests/common/mod.rs"]
 #[allow(dead_code)]
 mod common;
 
-mod attention;
-mod device;
-mod encoder;
-mod factored;
+mod driver;
 mod library;
-mod max_sim;
 mod memory;
-mod states;
 
 mod test_attention;
 mod test_encoder;
@@ -73,7 +68,7 @@ macro_rules! check {
         $crate::check!($what, $crate::BF16, |$device| $body)
     };
     ($what:expr, $bf16:expr, |$device:ident| $body:expr) => {{
-        use $crate::device::OnHost;
+        use $crate::driver::OnHost;
         use $crate::library::Storage;
         let what = &$what;
         let want: $crate::Results = {
@@ -82,7 +77,7 @@ macro_rules! check {
         };
         for (storage, tolerance) in [(Storage::F32, $crate::F32), (Storage::Bf16, $bf16)] {
             let run = |descending: bool| -> $crate::Results {
-                let $device = &OnHost::new(storage, descending);
+                let $device = &OnHost::device(storage, descending);
                 $body
             };
             let got = run(false);
@@ -108,7 +103,7 @@ macro_rules! same_bits_as_cpu {
                     let $device = &tercio_engine::Cpu::with_isa(1, isa).unwrap();
                     $device.run(|| $body)
                 };
-                let $device = &$crate::device::OnHost::new($crate::library::Storage::F32, false);
+                let $device = &$crate::driver::OnHost::device($crate::library::Storage::F32, false);
                 let got: $crate::Results = $body;
                 for ((name, got), (_, want)) in got.iter().zip(&want) {
                     let differs = got.iter().zip(want).position(|(g, w)| g.to_bits() != w.to_bits());

@@ -5,7 +5,7 @@ use tercio_engine::random::key;
 
 use super::common::cases::{Sizes, cases, state_attentions};
 use super::common::{Case, How};
-use super::device::OnHost;
+use super::driver::OnHost;
 use super::library::Storage;
 
 fn norm(x: &[f64]) -> f64 {
@@ -16,14 +16,14 @@ fn norm(x: &[f64]) -> f64 {
 fn compare(case: &Case, storage: Storage, relative: f64, slack: f64) {
     let how = How { gradients: 0.25, ..How::default() };
     let want = case.run(&Reference, how);
-    let got = case.run(&OnHost::new(storage, false), how);
+    let got = case.run(&OnHost::device(storage, false), how);
     for ((name, g), (_, w)) in got.tensors.iter().zip(&want.tensors) {
         assert_eq!(g.len(), w.len(), "{}: {name}", case.name);
         let error = norm(&g.iter().zip(w).map(|(g, w)| g - w).collect::<Vec<_>>());
         let allowed = relative * norm(w) + slack * (w.len() as f64).sqrt();
         assert!(error <= allowed, "{}, {storage:?}: {name}: error {error:e} beyond {allowed:e}", case.name);
     }
-    let other = case.run(&OnHost::new(storage, true), how);
+    let other = case.run(&OnHost::device(storage, true), how);
     assert!(other.bits() == got.bits(), "{}, {storage:?}: other bits in descending order", case.name);
 }
 

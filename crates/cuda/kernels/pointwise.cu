@@ -27,17 +27,11 @@ KERNEL(256, scale, real *x, u64 n, float factor) {
     if (i < n)
         store(x[i], load(x[i]) * factor);
 }
-// From f32 to the storage type.
-KERNEL(256, narrow, const float *x, real *y, u64 n) {
+// To bf16, the nearest, ties to even: factors of products.
+KERNEL(256, to_bf16, const float *x, u16 *y, u64 n) {
     u64 i = flat_index();
     if (i < n)
-        store(y[i], x[i]);
-}
-// From the storage type to f32.
-KERNEL(256, widen, const real *x, float *y, u64 n) {
-    u64 i = flat_index();
-    if (i < n)
-        y[i] = load(x[i]);
+        y[i] = rounded(x[i]);
 }
 
 // y = x, every element multiplied by its factor of dropout; y may be x.

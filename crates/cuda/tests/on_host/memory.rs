@@ -2,6 +2,8 @@
 
 use std::cell::UnsafeCell;
 
+use tercio_cuda::driver::Argument;
+
 /// Elements of a guard.
 const GUARD: usize = 32;
 
@@ -56,4 +58,10 @@ pub fn words(values: Vec<u32>) -> Guarded<u32> {
 /// Floats; the guard is finite and so great that who reads it gives infinities.
 pub fn floats(values: Vec<f32>) -> Guarded<f32> {
     Guarded::new(values, 3.0e38)
+}
+
+impl<T: Copy + PartialEq> From<&Guarded<T>> for Argument {
+    fn from(memory: &Guarded<T>) -> Self {
+        Argument::Pointer(memory.pointer() as u64)
+    }
 }

@@ -4,9 +4,10 @@ use tercio_engine::device::{Device, EncoderKernels};
 use tercio_engine::random::key;
 use tercio_engine::{Activation, Dropout, Tensor};
 
-use super::device::{OnHost, size};
-use super::library::{Argument, Storage, to_bf16};
+use super::driver::OnHost;
+use super::library::{Library, Storage, to_bf16};
 use super::memory::{Guarded, floats};
+use tercio_cuda::driver::Launch;
 use super::{check, draw, same_bits_as_cpu};
 
 const KINDS: [Activation; 5] =
@@ -29,7 +30,7 @@ fn dropout_has_the_bits_of_the_generator() {
     for (rows, width) in SHAPES {
         let d = Dropout::new(key(&[1, rows as u64]), 0.4).unwrap();
         for descending in [false, true] {
-            let device = OnHost::new(Storage::F32, descending);
+            let device = OnHost::device(Storage::F32, descending);
             let mut x = Tensor::from_values(&device, rows, width, &vec![1.0; rows * width]);
             device.dropout(x.view_mut(), width, d);
             for (i, v) in x.to_vec(&device).iter().enumerate() {
@@ -223,28 +224,23 @@ fn embeddings() {
 
 /// To the storage type and back: exact in f32; in bf16 the nearest, ties to even, and what is not finite stays so.
 #[test]
-fn conversions_round_to_the_nearest() {
+fn factors_are_rounded_to_the_nearest_bf16() {
     let mut values = draw(&[1], 300);
     values.iter_mut().enumerate().for_each(|(i, v)| *v = f32::from_bits(v.to_bits() + 37 * i as u32));
     values.extend([f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -0.0, 1e-40]);
     values.extend([0x3f80_8000, 0x3f81_8000, 0x7f7f_8000, 0x7fff_ffff, 0xff80_0001].map(f32::from_bits));
     let n = values.len();
     for storage in [Storage::F32, Storage::Bf16] {
-        let device = OnHost::new(storage, false);
-        let (x, back) = (floats(values.clone()), floats(vec![0.0; n]));
-        // Bytes that the kernels alone read: no conversion on this side.
-        let stored: Guarded<u16> = Guarded::new(vec![0; 2 * n], 0x7f7f);
-        device.flat("narrow", n, &[(&x).into(), (&stored).into(), size(n)]);
-        let from = Argument::Pointer(stored.pointer().cast());
-        device.flat("widen", n, &[from, (&back).into(), size(n)]);
-        for (v, b) in values.iter().zip(back.values()) {
-            let want = match storage {
-                Storage::F32 => *v,
-                Storage::Bf16 => f32::from_bits((to_bf16(*v) as u32) << 16),
-            };
+        let (x, y) = (floats(values.clone()), Guarded::new(vec![0u16; n], 0x7f7f));
+        let arguments = [(&x).into(), (&y).into(), (n as u64).into()];
+        let grid = [n.div_ceil(256) as u32, 1, 1];
+        let launch = Launch { kernel: "to_bf16", grid, threads: 256, shared: 0, arguments: &arguments };
+        Library::of(storage).launch(&launch, false).unwrap();
+        for (v, b) in values.iter().zip(y.values()) {
+            let (got, want) = (f32::from_bits((*b as u32) << 16), f32::from_bits((to_bf16(*v) as u32) << 16));
             assert!(
-                b.to_bits() == want.to_bits() || b.is_nan() && v.is_nan(),
-                "{v:e} became {b:e}, not {want:e}"
+                got.to_bits() == want.to_bits() || got.is_nan() && v.is_nan(),
+                "{v:e} became {got:e}, not {want:e}"
             );
         }
     }

@@ -23,17 +23,19 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// The bits of the nearest bf16, ties to even; a NaN stays one.
+__device__ inline u16 rounded(float value) {
+    u32 bits = __float_as_uint(value);
+    bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return u16((nan ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
 #ifdef TERCIO_BF16
 struct real {
     u16 bits;
 };
 __device__ inline float load(real x) { return __uint_as_float(u32(x.bits) << 16); }
-// To the nearest, ties to even; a NaN stays one.
-__device__ inline void store(real &target, float value) {
-    u32 bits = __float_as_uint(value);
-    bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    target.bits = u16((nan ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
-}
+__device__ inline void store(real &target, float value) { target.bits = rounded(value); }
 #else
 typedef float real;
 __device__ inline float load(float x) { return x; }
