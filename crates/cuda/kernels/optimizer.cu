@@ -1,7 +1,7 @@
 // Adam and AdamW over a stretch of the arenas in one pass, and Adafactor over one parameter.
 //
 // Adam: one thread an element, grid = ceil(n / 256); its constants are computed by the host in f64 (AdamConstants), the arithmetic
-// is that of the CPU device, bit for bit. With bf16, `copy` gets the new values rounded (null: none is kept).
+// is that of the CPU device, bit for bit.
 // Adafactor goes through kernels in this order, all sums of squares staying on the device: `fold_dots` of `dot_blocks` (size of the
 // values), factor_rows, factor_columns, fold_factor_columns, mean_factor_rows, factored_squares or vector_squares, fold_dots,
 // factored_step or vector_step. f32 only: the arenas are f32 with either storage type.
@@ -14,7 +14,7 @@ struct AdamConstants {
     float decay, beta1, beta2, rest1, rest2, rate, root, eps, gradient_scale;
 };
 
-KERNEL(256, adam, float *p, const float *g, float *m, float *v, u64 n, AdamConstants c, real *copy) {
+KERNEL(256, adam, float *p, const float *g, float *m, float *v, u64 n, AdamConstants c) {
     u64 i = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= n)
         return;
@@ -22,12 +22,9 @@ KERNEL(256, adam, float *p, const float *g, float *m, float *v, u64 n, AdamConst
     float first = fmaf(m[i], c.beta1, c.rest1 * gradient);
     float second = fmaf(v[i], c.beta2, c.rest2 * gradient * gradient);
     float denominator = fmaf(sqrtf(second), c.root, c.eps);
-    float value = fmaf(-c.rate, first / denominator, p[i] * c.decay);
     m[i] = first;
     v[i] = second;
-    p[i] = value;
-    if (copy)
-        store(copy[i], value);
+    p[i] = fmaf(-c.rate, first / denominator, p[i] * c.decay);
 }
 
 // Adafactor's numbers, computed by the host in f64.
@@ -120,16 +117,13 @@ KERNEL(256, factored_squares, const float *g, u32 columns, FactorConstants c, co
 }
 // `values` and `steps`: the sums of squares of the values and of the steps, on the device.
 KERNEL(256, factored_step, float *p, const float *g, u64 n, u32 columns, FactorConstants c, const float *rows,
-       const float *of_columns, const double *mean, const double *values, const double *steps, real *copy) {
+       const float *of_columns, const double *mean, const double *values, const double *steps) {
     Factors f = factors(c, *values, *steps, n);
     u64 row = blockIdx.x;
     float factor = f.step * of_row(rows, mean, row);
     for (u32 j = threadIdx.x; j < columns; j += THREADS) {
         u64 i = row * columns + j;
-        float value = fmaf(-factor, g[i] * of_column(of_columns, j, c.gradient_scale), p[i] * f.decay);
-        p[i] = value;
-        if (copy)
-            store(copy[i], value);
+        p[i] = fmaf(-factor, g[i] * of_column(of_columns, j, c.gradient_scale), p[i] * f.decay);
     }
 }
 // A vector: v = the running mean of g^2 + eps; out[block] = sum of squares of the step of the block's 256 elements.
@@ -146,13 +140,10 @@ KERNEL(256, vector_squares, const float *g, u64 n, FactorConstants c, float *v, 
         out[blockIdx.x] = sum;
 }
 KERNEL(256, vector_step, float *p, const float *g, u64 n, FactorConstants c, const float *v,
-       const double *values, const double *steps, real *copy) {
+       const double *values, const double *steps) {
     u64 i = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= n)
         return;
     Factors f = factors(c, *values, *steps, n);
-    float value = fmaf(-f.step, g[i] * c.gradient_scale / sqrtf(v[i]), p[i] * f.decay);
-    p[i] = value;
-    if (copy)
-        store(copy[i], value);
+    p[i] = fmaf(-f.step, g[i] * c.gradient_scale / sqrtf(v[i]), p[i] * f.decay);
 }

@@ -55,8 +55,7 @@ pub(crate) fn step<R: Driver>(
         let squares = device.doubles(count);
         device.flat("vector_squares", n, &[g, size(n), constants, v, squares.pointer()]);
         let steps = total(device, &squares, count);
-        let known = [values.pointer(), steps.pointer(), Argument::NO_REAL];
-        let arguments: Vec<_> = [p, g, size(n), constants, v].into_iter().chain(known).collect();
+        let arguments = [p, g, size(n), constants, v, values.pointer(), steps.pointer()];
         device.flat("vector_step", n, &arguments);
         return;
     };
@@ -77,7 +76,7 @@ pub(crate) fn step<R: Driver>(
         [g, c, k].into_iter().chain(known).chain([squares.pointer()]).collect();
     device.rows("factored_squares", rows, &arguments);
     let steps = total(device, &squares, rows);
-    let end = [values.pointer(), steps.pointer(), Argument::NO_REAL];
+    let end = [values.pointer(), steps.pointer()];
     let arguments: Vec<_> = [p, g, size(n), c, k].into_iter().chain(known).chain(end).collect();
     device.rows("factored_step", rows, &arguments);
 }

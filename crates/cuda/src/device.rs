@@ -399,7 +399,7 @@ impl<R: Driver> Device for Cuda<R> {
         let constants = Argument::value(AdamConstants { values: values.map(|v| v as f32) });
         let known = [parameters.pointer(), gradients.pointer(), first.pointer(), second.pointer()];
         let [p, g, m, v] = known;
-        self.flat("adam", n, &[p, g, m, v, size(n), constants, Argument::NO_REAL]);
+        self.flat("adam", n, &[p, g, m, v, size(n), constants]);
     }
     fn adafactor(
         &self,

@@ -55,8 +55,6 @@ impl Argument {
         unsafe { words.as_mut_ptr().cast::<T>().write(value) };
         Argument::Value(Value { words, len: size_of::<T>() })
     }
-    /// A pointer to nothing, of the type of activations.
-    pub const NO_REAL: Argument = Argument::RealMut(0, 0);
     /// A pointer to nothing.
     pub const NOTHING: Argument = Argument::Pointer(0);
 }
