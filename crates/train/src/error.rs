@@ -2,6 +2,7 @@
 
 use tercio_comm::CommError;
 use tercio_data::DataError;
+use tercio_engine::Fault;
 use tercio_engine::cpu::CpuError;
 use tercio_models::t5::T5Error;
 use tercio_models::weights::WeightsError;
@@ -36,6 +37,9 @@ pub enum TrainError {
     /// The device.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// A device that does not work, or does no more.
+    #[error(transparent)]
+    Device(#[from] Fault),
     /// A loss or gradient that is no number.
     #[error(
         "update {update}: the {what} is not finite; the update was not applied, and the last checkpoint stands. \

@@ -8,14 +8,13 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use tercio_comm::launch::Launch;
 use tercio_comm::{CommError, Place, World};
-use tercio_engine::Cpu;
 
 use crate::error::TrainError;
 use crate::options::TrainOptions;
 use crate::ranks::options::LinkOptions;
 use crate::run::Signals;
 use crate::session::train_run;
-use crate::setup::Task;
+use crate::setup::AnyTask;
 use crate::state::Best;
 use crate::trainer::RunOutcome;
 
@@ -115,7 +114,7 @@ pub fn launch(
 ///
 /// # Errors
 /// Settings that do not fit each other, before anything is started; as [`on_ranks`] and [`train_run`].
-pub fn train_on_ranks<T: Task<Cpu>>(
+pub fn train_on_ranks<T: AnyTask>(
     options: &TrainOptions<T>,
     ranks: usize,
     signals: &Signals,
@@ -129,7 +128,7 @@ pub fn train_on_ranks<T: Task<Cpu>>(
 ///
 /// # Errors
 /// As [`train_run`].
-pub fn trained<T: Task<Cpu>>(
+pub fn trained<T: AnyTask>(
     options: &TrainOptions<T>,
     world: &World,
     signals: &Signals,

@@ -5,6 +5,7 @@
 
 mod classifier;
 mod colbert;
+mod device;
 mod optim;
 mod precision;
 mod reader;
@@ -21,6 +22,7 @@ pub use classifier::{
     with_recipe,
 };
 pub use colbert::{ColbertLossKind, ColbertModelOptions, ColbertOptions, ColbertTextOptions};
+pub use device::{DeviceChoice, DeviceOptions};
 pub use optim::{Optim, OptimOptions, Scheduler};
 pub use precision::{Precision, PrecisionOptions};
 pub use reader::{MOST_ANSWER_TOKENS, MOST_TEXT_TOKENS, ReaderModelOptions, ReaderOptions, check_lengths};
@@ -215,6 +217,10 @@ pub struct TrainOptions<T: Args> {
     #[command(flatten)]
     #[serde(flatten)]
     pub compute: PrecisionOptions,
+    /// Where it is computed: not a setting of the run, which may go on elsewhere.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub device: DeviceOptions,
 }
 
 /// Settings of every task that may differ when a run goes on: none changes what an update computes, but for the length of the schedule.

@@ -1,15 +1,16 @@
 //! A training from its settings to its outcome, on all ranks: folder, lease, model and data are opened, and the loop runs.
 
 use tercio_comm::World;
-use tercio_engine::{Cpu, Device};
 
 use crate::error::TrainError;
 use crate::objective::Objective;
 use crate::options::TrainOptions;
 use crate::ranks::setup::open_run_among;
-use crate::ranks::{deal, start};
+use crate::on_device;
+use crate::ranks::device::open_device;
+use crate::ranks::{RankDevice, deal, start};
 use crate::run::{Signals, log_to, note_failure};
-use crate::setup::{self, Task};
+use crate::setup::{self, AnyTask, Task};
 use crate::shortage::guarded;
 use crate::trainer::{self, LoopOptions, RunFolder, RunOutcome};
 
@@ -18,7 +19,7 @@ use crate::trainer::{self, LoopOptions, RunFolder, RunOutcome};
 ///
 /// # Errors
 /// Settings, a model or data that cannot be used, another run in the folder; what ends a training; a rank was lost or failed.
-pub fn train_run<T: Task<Cpu>>(
+pub fn train_run<T: AnyTask>(
     options: &TrainOptions<T>,
     world: &World,
     threads: usize,
@@ -26,23 +27,23 @@ pub fn train_run<T: Task<Cpu>>(
     signals: &Signals,
 ) -> Result<RunOutcome, TrainError> {
     start::compare_settings(world, &setup::config_table(options)?)?;
-    let device = start::device_among(world, threads, options.compute.get())?;
+    let device = open_device(world, threads, options.compute.get(), &options.device)?;
     if !world.is_main() {
-        return go(options, world, &device, None, false, signals);
+        return on_device!(&device, |device| go(options, world, device, None, false, signals));
     }
     let folder = setup::open_folder(options)?;
     log_to(&folder.dir)?;
-    let outcome = go(options, world, &device, Some(&folder), progress, signals);
+    let outcome = on_device!(&device, |device| go(options, world, device, Some(&folder), progress, signals));
     if world.size() == 1 {
         return outcome.inspect_err(|error| note_failure(&error.to_string()));
     }
     outcome
 }
 
-fn go<T: Task<Cpu>>(
+fn go<D: RankDevice, T: Task<D>>(
     options: &TrainOptions<T>,
     world: &World,
-    device: &Cpu,
+    device: &D,
     folder: Option<&RunFolder>,
     progress: bool,
     signals: &Signals,
@@ -55,7 +56,7 @@ fn go<T: Task<Cpu>>(
     let less = ["--optim adafactor", "--shard optimizer on several ranks", "a smaller model"];
     let (mut run, parts) = guarded("while model and optimizer were set up", &less, open)?;
     let (objective, counters) = (&run.objective, run.counters.take());
-    let settled = options.model.settle(&mut settings, Objective::<Cpu>::examples(objective));
+    let settled = options.model.settle(&mut settings, Objective::<D>::examples(objective));
     settled.map_err(TrainError::Options)?;
     let state = &mut run.state;
     let outcome = trainer::train_among(

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Map;
 use tercio_comm::World;
-use tercio_engine::{Arena, Device};
+use tercio_cuda::Cuda;
+use tercio_engine::{Arena, Cpu, Device};
 use tercio_models::folder::ModelFolder;
 
 use crate::error::TrainError;
@@ -83,6 +84,10 @@ pub trait Task<D: RankDevice>: TaskOptions {
     /// Where the weights of a run without checkpoints come from, as a flag would say it; `none`: not from a folder.
     fn model_path(&self) -> &str;
 }
+
+/// A task on every device.
+pub trait AnyTask: Task<Cpu> + Task<Cuda> {}
+impl<T: Task<Cpu> + Task<Cuda>> AnyTask for T {}
 
 /// A model that rank 0 has read and the others get from it.
 pub trait TaskModel<D: RankDevice>: Sized {

@@ -8,15 +8,16 @@ use clap::{ArgGroup, Args};
 use tercio_comm::World;
 use tercio_comm::place::Flags;
 use tercio_data::Question;
-use tercio_engine::{Cpu, Device};
-use tercio_train::TrainError;
+use tercio_engine::Cpu;
+use tercio_train::{TrainError, on_device};
 use tercio_train::answer::{Support, SupportedAnswer, answer_lines, ask, question_of};
 use tercio_train::evaluate::{likelihood_json, one_line, scores_in_file_order};
 use tercio_train::find::{DenseSettings, FindSettings, Finder};
 use tercio_train::predict::{Prediction, Predictor};
 use tercio_train::ranks::corpus::open_among;
 use tercio_train::ranks::options::LinkOptions;
-use tercio_train::ranks::start;
+use tercio_train::ranks::RankDevice;
+use tercio_train::ranks::device::open_device;
 
 use super::common::{self, line, within};
 use super::reader_flags::{ReaderFlags, load};
@@ -89,21 +90,21 @@ impl Answer {
             return Ok(ExitCode::SUCCESS);
         }
         let world = if alone { World::alone() } else { common::join(&place, &self.link)? };
-        let answered = self.answer(&world, threads);
+        let open = || open_device(&world, threads, self.reader.compute.get(), &self.reader.device);
+        let answered = open().and_then(|device| on_device!(&device, |d| self.answer(&world, d)));
         Ok(common::end(&world, answered)?.err().unwrap_or(ExitCode::SUCCESS))
     }
 
-    fn answer(&self, world: &World, threads: usize) -> Result<(), TrainError> {
-        let device = start::device_among(world, threads, self.reader.compute.get())?;
-        let loaded = load(&self.reader, world, &device)?;
+    fn answer<D: RankDevice>(&self, world: &World, device: &D) -> Result<(), TrainError> {
+        let loaded = load(&self.reader, world, device)?;
         if let Some(index) = &self.index {
             let n_context = self.n_context.unwrap_or(READ);
-            let mut predictor = loaded.predictor(&self.reader, &device, n_context);
+            let mut predictor = loaded.predictor(&self.reader, device, n_context);
             predictor.scores = true;
             return self.over(index, &predictor);
         }
         let n_context = self.n_context.unwrap_or(usize::MAX);
-        let mut predictor = loaded.predictor(&self.reader, &device, n_context);
+        let mut predictor = loaded.predictor(&self.reader, device, n_context);
         predictor.scores = self.scores;
         let print = |question: &Question, prediction: Prediction| self.print(question, prediction);
         if let Some(question) = &self.question {
@@ -129,12 +130,12 @@ impl Answer {
     }
 
     /// Answers over a collection.
-    fn over(&self, index: &Path, predictor: &Predictor<'_, Cpu>) -> Result<(), TrainError> {
+    fn over<D: RankDevice>(&self, index: &Path, predictor: &Predictor<'_, D>) -> Result<(), TrainError> {
         let n_context = predictor.encoding.n_context;
         within(&[("n_context", n_context, MOST_DOCS)])?;
         let depth = self.depth.unwrap_or(n_context);
         within(&[("depth", depth, MOST_DOCS)])?;
-        let finder = self.finder(index, predictor.device)?;
+        let finder = self.finder(index)?;
         let ask = |text: &str| self.print_supported(&ask(predictor, &finder, text, depth)?);
         if !self.interactive {
             let file = self.file.as_deref().map(Path::to_string_lossy);
@@ -167,7 +168,9 @@ impl Answer {
         }
     }
 
-    fn finder(&self, index: &Path, device: &Cpu) -> Result<Finder, TrainError> {
+    /// Searches on the processor, wherever is read.
+    fn finder(&self, index: &Path) -> Result<Finder, TrainError> {
+        let device = Cpu::new(common::threads(self.reader.threads)?)?.with_precision(self.reader.compute.get().into());
         let settings = FindSettings {
             passages: self.passages.clone(),
             cache_dir: self.cache_dir.clone(),
@@ -178,7 +181,7 @@ impl Answer {
             },
             ..FindSettings::default()
         };
-        Finder::open_on(device, index, &settings)
+        Finder::open_on(&device, index, &settings)
     }
 
     fn print_supported(&self, answered: &SupportedAnswer) -> Result<(), TrainError> {

@@ -7,11 +7,11 @@ use tercio_comm::World;
 use tercio_comm::place::Flags;
 use tercio_data::Documents;
 use tercio_data::corpus::Columns;
-use tercio_engine::{Cpu, Device};
 use tercio_train::TrainError;
 use tercio_train::classify::{OpenedClassifier, TextClassifier, WINDOW};
-use tercio_train::options::{PrecisionOptions, columns_of};
+use tercio_train::options::{DeviceOptions, PrecisionOptions, columns_of};
 use tercio_train::ranks::corpus::open_among;
+use tercio_train::ranks::RankDevice;
 use tercio_train::ranks::options::LinkOptions;
 
 use super::common::within;
@@ -50,6 +50,8 @@ pub struct ClassifierFlags {
     pub skip_bad: bool,
     #[command(flatten)]
     pub compute: PrecisionOptions,
+    #[command(flatten)]
+    pub device: DeviceOptions,
     /// Threads; 0: all cores, shared out to the ranks of a host
     #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
     pub threads: usize,
@@ -115,7 +117,7 @@ impl ClassifierFlags {
     ///
     /// # Errors
     /// As [`OpenedClassifier::open_among`].
-    pub fn open(&self, world: &World, device: &Cpu) -> Result<OpenedClassifier<Cpu>, TrainError> {
+    pub fn open<D: RankDevice>(&self, world: &World, device: &D) -> Result<OpenedClassifier<D>, TrainError> {
         device
             .run(|| OpenedClassifier::open_among(world, &self.model_path, self.tokenizer.as_deref(), device))
     }
@@ -124,11 +126,11 @@ impl ClassifierFlags {
     ///
     /// # Errors
     /// Texts longer than the model has positions.
-    pub fn classifier<'a>(
+    pub fn classifier<'a, D: RankDevice>(
         &self,
-        opened: &'a OpenedClassifier<Cpu>,
-        device: &'a Cpu,
-    ) -> Result<TextClassifier<'a, Cpu>, TrainError> {
+        opened: &'a OpenedClassifier<D>,
+        device: &'a D,
+    ) -> Result<TextClassifier<'a, D>, TrainError> {
         Ok(TextClassifier {
             device,
             model: &opened.loaded.model,

@@ -10,20 +10,21 @@ use tercio_comm::place::Flags;
 use tercio_data::template::TextTemplate;
 use tercio_data::vectors::{FORMAT, VectorDtype, VectorSettings, VectorsFolder};
 use tercio_data::{Passages, Questions};
-use tercio_engine::Device;
 use tercio_engine::memory;
 use tercio_models::embedding_model::TextKind;
 use tercio_models::retriever::Pooling;
-use tercio_train::TrainError;
+use tercio_train::{TrainError, on_device};
 use tercio_train::embed::{
     EmbedProgress, EmbedReport, Embedder, EncodeTexts, TextEncoder, TextSource, Texts, VectorStore, WINDOW,
     embed_among, import_pickles,
 };
-use tercio_train::options::PrecisionOptions;
+use tercio_train::options::{DeviceOptions, PrecisionOptions};
 use tercio_train::ranks::corpus::{ExampleFile, open_among};
+use tercio_train::ranks::RankDevice;
+use tercio_train::ranks::device::open_device;
 use tercio_train::ranks::options::{LinkOptions, Requeue};
 use tercio_train::ranks::requeue::requeue_among;
-use tercio_train::ranks::start::{self, same_among};
+use tercio_train::ranks::start::same_among;
 use tercio_train::run::progress::duration;
 use tercio_train::run::{EXIT_SAVED_NOT_REQUEUED, Progress, Signals, StopReason};
 
@@ -110,6 +111,8 @@ pub struct Embed {
     pub(super) normalize_pooled: bool,
     #[command(flatten)]
     pub(super) compute: PrecisionOptions,
+    #[command(flatten)]
+    pub(super) device: DeviceOptions,
     /// Threads; 0: all cores, shared out to the ranks of a host
     #[arg(long, env = "TERCIO_THREADS", default_value_t = 0)]
     threads: usize,
@@ -198,7 +201,9 @@ impl Embed {
             Ok(world) => world,
             Err(code) => return Ok(code),
         };
-        match common::end(&world, self.embed(&world, threads, &signals))? {
+        let open = || open_device(&world, threads, self.compute.get(), &self.device);
+        let embedded = open().and_then(|device| on_device!(&device, |d| self.embed(&world, d, &signals)));
+        match common::end(&world, embedded)? {
             Ok(report) => self.end(&world, &report, &signals),
             Err(code) => Ok(code),
         }
@@ -221,15 +226,19 @@ impl Embed {
         Ok(if requeued { ExitCode::SUCCESS } else { code })
     }
 
-    fn embed(&self, world: &World, threads: usize, signals: &Signals) -> Result<EmbedReport, TrainError> {
-        let device = start::device_among(world, threads, self.compute.get())?;
+    fn embed<D: RankDevice>(
+        &self,
+        world: &World,
+        device: &D,
+        signals: &Signals,
+    ) -> Result<EmbedReport, TrainError> {
         if self.multi_vector {
-            return self.embed_tokens(world, &device, signals);
+            return self.embed_tokens(world, device, signals);
         }
         let name = self.model_path.as_deref().unwrap_or_default();
         let loaded = device
-            .run(|| Embedder::open(name, self.tokenizer.as_deref(), self.pooling.map(Pool::get), &device))?;
-        let fingerprint = device.run(|| loaded.fingerprint(&device));
+            .run(|| Embedder::open(name, self.tokenizer.as_deref(), self.pooling.map(Pool::get), device))?;
+        let fingerprint = device.run(|| loaded.fingerprint(device));
         same_among(world, "--model_path", &fingerprint)?;
         let (kind, texts) = self.texts(world, &|kind| loaded.template(kind, self.no_title))?;
         let given = match kind {
@@ -256,7 +265,7 @@ impl Embed {
             false => None,
         };
         let encoder = TextEncoder {
-            device: &device,
+            device,
             model: &loaded.model,
             tokenizer: &loaded.tokenizer,
             maxlength,

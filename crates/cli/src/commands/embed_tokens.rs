@@ -3,12 +3,12 @@
 use tercio_comm::World;
 use tercio_data::multi_vectors::MultiVectorsFolder;
 use tercio_data::vectors::VectorSettings;
-use tercio_engine::{Cpu, Device};
 use tercio_models::embedding_model::TextKind;
 use tercio_train::TrainError;
 use tercio_train::colbert::{ColbertEncoder, TokenPooling};
 use tercio_train::embed::EmbedReport;
 use tercio_train::options::ColbertTextOptions;
+use tercio_train::ranks::RankDevice;
 use tercio_train::ranks::start::same_among;
 use tercio_train::run::Signals;
 use tercio_train::setup::colbert::open_colbert_among;
@@ -16,10 +16,10 @@ use tercio_train::setup::colbert::open_colbert_among;
 use super::embed::{Embed, Work};
 
 impl Embed {
-    pub(super) fn embed_tokens(
+    pub(super) fn embed_tokens<D: RankDevice>(
         &self,
         world: &World,
-        device: &Cpu,
+        device: &D,
         signals: &Signals,
     ) -> Result<EmbedReport, TrainError> {
         let name = self.model_path.as_deref().unwrap_or_default();

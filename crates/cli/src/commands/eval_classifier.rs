@@ -10,10 +10,10 @@ use tercio_data::Labels;
 use tercio_data::classification::ClassificationReport;
 use tercio_data::corpus::{Split, UnknownLabels};
 use tercio_data::replace::{ReplacedFile, refuse_source};
-use tercio_engine::Device;
-use tercio_train::TrainError;
+use tercio_train::{TrainError, on_device};
 use tercio_train::classify::{Faults, Measured, measure_among};
-use tercio_train::ranks::start;
+use tercio_train::ranks::RankDevice;
+use tercio_train::ranks::device::open_device;
 use tercio_train::run::Signals;
 
 use super::classifier_flags::ClassifierFlags;
@@ -60,7 +60,9 @@ impl EvalClassifier {
         common::start_log(&place, self.flags.quiet)?;
         let signals = Signals::install()?;
         let world = common::join(&place, &self.flags.link)?;
-        let (measured, report) = match common::end(&world, self.evaluate(&world, threads, &signals))? {
+        let open = || open_device(&world, threads, self.flags.compute.get(), &self.flags.device);
+        let evaluated = open().and_then(|device| on_device!(&device, |d| self.evaluate(&world, d, &signals)));
+        let (measured, report) = match common::end(&world, evaluated)? {
             Ok(found) if world.is_main() => found,
             Ok(_) => return Ok(ExitCode::SUCCESS),
             Err(code) => return Ok(code),
@@ -76,15 +78,14 @@ impl EvalClassifier {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn evaluate(
+    fn evaluate<D: RankDevice>(
         &self,
         world: &World,
-        threads: usize,
+        device: &D,
         signals: &Signals,
     ) -> Result<(Measured, ClassificationReport), TrainError> {
-        let device = start::device_among(world, threads, self.flags.compute.get())?;
-        let opened = self.flags.open(world, &device)?;
-        let classifier = self.flags.classifier(&opened, &device)?;
+        let opened = self.flags.open(world, device)?;
+        let classifier = self.flags.classifier(&opened, device)?;
         let config = &classifier.model.config;
         let documents = self.flags.documents(world, &self.data)?;
         let mut faults = Faults::default();

@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use clap::Args;
 use tercio_comm::World;
 use tercio_comm::place::Flags;
-use tercio_engine::Device;
 use tercio_train::evaluate::{EvaluationFiles, EvaluationReport, evaluate_among};
 use tercio_train::ranks::corpus::open_among;
 use tercio_train::ranks::options::LinkOptions;
-use tercio_train::ranks::start;
+use tercio_train::ranks::RankDevice;
+use tercio_train::ranks::device::open_device;
 use tercio_train::run::Signals;
-use tercio_train::{TrainError, options};
+use tercio_train::{TrainError, on_device, options};
 
 use super::common::{self, line};
 use super::reader_flags::{ReaderFlags, load};
@@ -122,7 +122,9 @@ impl EvalReader {
         }
         let signals = Signals::install()?;
         let world = common::join(&place, &self.link)?;
-        let report = match common::end(&world, self.evaluate(&world, threads, &signals))? {
+        let open = || open_device(&world, threads, self.reader.compute.get(), &self.reader.device);
+        let evaluated = open().and_then(|device| on_device!(&device, |d| self.evaluate(&world, d, &signals)));
+        let report = match common::end(&world, evaluated)? {
             Ok(report) if world.is_main() => report,
             Ok(_) => return Ok(ExitCode::SUCCESS),
             Err(code) => return Ok(code),
@@ -138,14 +140,13 @@ impl EvalReader {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn evaluate(
+    fn evaluate<D: RankDevice>(
         &self,
         world: &World,
-        threads: usize,
+        device: &D,
         signals: &Signals,
     ) -> Result<EvaluationReport, TrainError> {
-        let device = start::device_among(world, threads, self.reader.compute.get())?;
-        let loaded = load(&self.reader, world, &device)?;
+        let loaded = load(&self.reader, world, device)?;
         let (data, cache) = (&self.eval_data, self.cache_dir.as_deref());
         let questions = open_among(world, data, cache, self.link.broadcast_data)?;
         let folder = self.checkpoint_dir.join(&self.name);
@@ -154,7 +155,7 @@ impl EvalReader {
             final_output: self.write_results.then(|| folder.join("final_output.txt")),
             wscores: self.write_crossattention_scores.then(|| folder.join("dataset_wscores.json")),
         };
-        let mut predictor = loaded.predictor(&self.reader, &device, self.n_context);
+        let mut predictor = loaded.predictor(&self.reader, device, self.n_context);
         predictor.scores = self.scores || self.write_crossattention_scores;
         predictor.print_freq = self.eval_print_freq;
         let limit = usize::try_from(self.maxload).unwrap_or(usize::MAX);

@@ -10,10 +10,10 @@ use tercio_comm::World;
 use tercio_data::Document;
 use tercio_data::corpus::Split;
 use tercio_data::replace::{ReplacedFile, refuse_source};
-use tercio_engine::Device;
-use tercio_train::TrainError;
+use tercio_train::{TrainError, on_device};
 use tercio_train::classify::{Faults, LineForm, TextClassifier, classify_among, classify_lines, predicted};
-use tercio_train::ranks::start;
+use tercio_train::ranks::RankDevice;
+use tercio_train::ranks::device::open_device;
 use tercio_train::run::Signals;
 
 use super::classifier_flags::ClassifierFlags;
@@ -66,20 +66,20 @@ impl Predict {
         }
         let signals = Signals::install()?;
         let world = if piped { World::alone() } else { common::join(&place, &self.flags.link)? };
-        let done = self.predict(&world, threads, &signals, piped);
+        let open = || open_device(&world, threads, self.flags.compute.get(), &self.flags.device);
+        let done = open().and_then(|device| on_device!(&device, |d| self.predict(&world, d, &signals, piped)));
         Ok(common::end(&world, done)?.err().unwrap_or(ExitCode::SUCCESS))
     }
 
-    fn predict(
+    fn predict<D: RankDevice>(
         &self,
         world: &World,
-        threads: usize,
+        device: &D,
         signals: &Signals,
         piped: bool,
     ) -> Result<(), TrainError> {
-        let device = start::device_among(world, threads, self.flags.compute.get())?;
-        let opened = self.flags.open(world, &device)?;
-        let classifier = self.flags.classifier(&opened, &device)?;
+        let opened = self.flags.open(world, device)?;
+        let classifier = self.flags.classifier(&opened, device)?;
         let mut output = match self.output.as_deref().filter(|_| world.is_main()) {
             Some(path) => {
                 refuse_source(path, &self.data)?;
@@ -123,7 +123,7 @@ impl Predict {
     }
 
     /// A line of the results.
-    fn line<D: Device>(
+    fn line<D: RankDevice>(
         &self,
         document: &Document,
         classifier: &TextClassifier<'_, D>,

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use clap::Args;
 use tercio_comm::World;
 use tercio_data::{ReaderEncoding, Tokenizer};
-use tercio_engine::{Cpu, Device};
 use tercio_models::t5::{Decoding, LoadedT5};
 use tercio_train::decoding::DecodingOptions;
-use tercio_train::options::PrecisionOptions;
+use tercio_train::options::{DeviceOptions, PrecisionOptions};
 use tercio_train::predict::Predictor;
 use tercio_train::ranks::setup::open_model_among;
 use tercio_train::shortage::guarded;
+use tercio_train::ranks::RankDevice;
 use tercio_train::{TrainError, options};
 
 use super::common::{MOST_QUESTIONS, within};
@@ -41,6 +41,8 @@ pub struct ReaderFlags {
     pub decoding: DecodingOptions,
     #[command(flatten)]
     pub compute: PrecisionOptions,
+    #[command(flatten)]
+    pub device: DeviceOptions,
     /// Questions at a time
     #[arg(long, env = "TERCIO_PER_GPU_BATCH_SIZE", default_value_t = 1)]
     pub per_gpu_batch_size: usize,
@@ -50,8 +52,8 @@ pub struct ReaderFlags {
 }
 
 /// A reader in memory.
-pub struct Reader {
-    loaded: LoadedT5<Cpu>,
+pub struct Reader<D: RankDevice> {
+    loaded: LoadedT5<D>,
     decoding: Decoding,
     tokenizer: Tokenizer,
 }
@@ -60,7 +62,11 @@ pub struct Reader {
 ///
 /// # Errors
 /// Flags out of range, a model or tokenizer that cannot be used; a rank was lost.
-pub fn load(flags: &ReaderFlags, world: &World, device: &Cpu) -> Result<Reader, TrainError> {
+pub fn load<D: RankDevice>(
+    flags: &ReaderFlags,
+    world: &World,
+    device: &D,
+) -> Result<Reader<D>, TrainError> {
     options::check_lengths(flags.text_maxlength, flags.generation_max_length).map_err(TrainError::Options)?;
     let decoding = flags.decoding.decoding(flags.generation_max_length).map_err(TrainError::Options)?;
     within(&[("per_gpu_batch_size", flags.per_gpu_batch_size, MOST_QUESTIONS)])?;
@@ -75,14 +81,14 @@ pub fn load(flags: &ReaderFlags, world: &World, device: &Cpu) -> Result<Reader, 
     Ok(Reader { loaded, decoding, tokenizer })
 }
 
-impl Reader {
+impl<D: RankDevice> Reader<D> {
     /// The predictor that the flags describe, without scores.
     pub fn predictor<'a>(
         &'a self,
         flags: &ReaderFlags,
-        device: &'a Cpu,
+        device: &'a D,
         n_context: usize,
-    ) -> Predictor<'a, Cpu> {
+    ) -> Predictor<'a, D> {
         Predictor {
             device,
             model: &self.loaded.model,

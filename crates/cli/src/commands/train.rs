@@ -3,18 +3,19 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use tercio_comm::Place;
-use tercio_engine::{Cpu, Device};
+use tercio_comm::{Place, World};
 use tercio_train::objective::Objective;
 use tercio_train::options::TrainOptions;
 use tercio_train::ranks::options::{Requeue, Shard};
-use tercio_train::ranks::requeue;
+use tercio_train::plan::{self, Plan};
+use tercio_train::ranks::device::open_device;
+use tercio_train::ranks::{RankDevice, requeue};
 use tercio_train::run::{Signals, StopReason};
 use tercio_train::scratch::ScratchFolder;
 use tercio_train::session::train_run;
-use tercio_train::setup::{self, Task};
+use tercio_train::setup::{self, AnyTask, Task};
 use tercio_train::trainer::{LoopOptions, RunOutcome};
-use tercio_train::{TrainError, plan};
+use tercio_train::{TrainError, on_device};
 
 use super::common::{self, line};
 
@@ -31,7 +32,7 @@ pub struct Train<T: Args> {
     quiet: bool,
 }
 
-impl<T: Task<Cpu>> Train<T> {
+impl<T: AnyTask> Train<T> {
     /// Trains.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let options = self.options;
@@ -66,7 +67,7 @@ impl<T: Task<Cpu>> Train<T> {
 }
 
 /// Prints the plan; the run's folder is read where there is one, and never changed.
-fn dry_run<T: Task<Cpu>>(options: &TrainOptions<T>, place: &Place, json: bool) -> anyhow::Result<ExitCode> {
+fn dry_run<T: AnyTask>(options: &TrainOptions<T>, place: &Place, json: bool) -> anyhow::Result<ExitCode> {
     if place.rank > 0 {
         return Ok(ExitCode::SUCCESS);
     }
@@ -74,25 +75,33 @@ fn dry_run<T: Task<Cpu>>(options: &TrainOptions<T>, place: &Place, json: bool) -
         0 => (common::threads(0)? / place.local_size).max(1),
         n => common::threads(n)?,
     };
-    let device = &Cpu::new(threads)?.with_precision(options.compute.get().into());
+    let device = open_device(&World::alone(), threads, options.compute.get(), &options.device)?;
     for note in options.notes() {
         tracing::info!("{note}");
     }
-    let scratch = ScratchFolder::new()?;
-    let mut settings = LoopOptions::of(options, false)?;
-    let found = setup::look_for_checkpoint(options)?;
-    let mut run = device.run(|| setup::open_run_from(options, found, scratch.path(), device))?;
-    let examples = Objective::<Cpu>::examples(&run.objective);
-    options.model.settle(&mut settings, examples).map_err(TrainError::Options)?;
-    let dir = setup::run_dir(options);
-    let ranks = (place.world_size, options.run.ranks.shard == Shard::Optimizer);
-    let plan = plan::plan_among(ranks, device, &run.objective, &settings, &dir, &mut run.state)?;
+    let plan = on_device!(&device, |device| plan_on(options, place, device))?;
     if json {
         line(&serde_json::to_string(&plan)?)?;
     } else {
         line(&plan.to_string())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn plan_on<D: RankDevice, T: Task<D>>(
+    options: &TrainOptions<T>,
+    place: &Place,
+    device: &D,
+) -> Result<Plan, TrainError> {
+    let scratch = ScratchFolder::new()?;
+    let mut settings = LoopOptions::of(options, false)?;
+    let found = setup::look_for_checkpoint(options)?;
+    let mut run = device.run(|| setup::open_run_from(options, found, scratch.path(), device))?;
+    let examples = Objective::<D>::examples(&run.objective);
+    options.model.settle(&mut settings, examples).map_err(TrainError::Options)?;
+    let dir = setup::run_dir(options);
+    let ranks = (place.world_size, options.run.ranks.shard == Shard::Optimizer);
+    plan::plan_among(ranks, device, &run.objective, &settings, &dir, &mut run.state)
 }
 
 fn json(o: &RunOutcome) -> serde_json::Value {

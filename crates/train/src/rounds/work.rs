@@ -23,7 +23,7 @@ use crate::ranks::start;
 use crate::run::Signals;
 use crate::scratch::ScratchFolder;
 use crate::session::train_run;
-use crate::setup::{self, Task};
+use crate::setup::{self, AnyTask};
 
 pub(super) use search::{ALONE, HITS};
 
@@ -111,7 +111,7 @@ impl Work<'_> {
         }
     }
 
-    fn train<T: Task<Cpu>>(&self, options: &TrainOptions<T>) -> Result<Outcome, TrainError> {
+    fn train<T: AnyTask>(&self, options: &TrainOptions<T>) -> Result<Outcome, TrainError> {
         options.check().map_err(TrainError::Options)?;
         let outcome = train_run(options, self.world, options.run.threads, self.progress, self.signals)?;
         if outcome.stopped.is_some() {

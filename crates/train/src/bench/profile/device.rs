@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use std::borrow::Cow;
-
 use tercio_engine::device::{Heads, HeadsMut, Matrix, Shared};
 use tercio_engine::{
     Activation, AdafactorStep, AdamStep, AttentionShape, Device, Dropout, EncoderKernels, MaxSimShape,
