@@ -72,8 +72,7 @@ pub(crate) fn step<R: Driver>(
     device.rows("mean_factor_rows", 1, &[of_rows, r, mean.pointer()]);
     let squares = device.doubles(rows);
     let known = [of_rows, of_columns, mean.pointer()];
-    let arguments: Vec<_> =
-        [g, c, k].into_iter().chain(known).chain([squares.pointer()]).collect();
+    let arguments: Vec<_> = [g, c, k].into_iter().chain(known).chain([squares.pointer()]).collect();
     device.rows("factored_squares", rows, &arguments);
     let steps = total(device, &squares, rows);
     let end = [values.pointer(), steps.pointer()];

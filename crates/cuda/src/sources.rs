@@ -26,15 +26,8 @@ pub const KERNELS: &[Source] = files![
 ];
 
 /// What they include.
-pub const HEADERS: &[Source] = files![
-    "activation.h",
-    "attention.h",
-    "common.h",
-    "functions.h",
-    "max_sim.h",
-    "random.h",
-    "rows.h",
-];
+pub const HEADERS: &[Source] =
+    files!["activation.h", "attention.h", "common.h", "functions.h", "max_sim.h", "random.h", "rows.h",];
 
 /// The names of the kernels that a file declares: `KERNEL(threads, name, ...)` at the beginning of a line.
 pub fn declared(source: &'static str) -> Vec<&'static str> {
@@ -50,8 +43,10 @@ mod tests {
     fn every_file_of_the_folder_is_in_the_binary() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         let found = |ending: &str| {
-            let names = std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-            let mut names: Vec<String> = names.filter(|n| n.ends_with(ending) && !n.starts_with("host.")).collect();
+            let names =
+                std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> =
+                names.filter(|n| n.ends_with(ending) && !n.starts_with("host.")).collect();
             names.sort();
             names
         };

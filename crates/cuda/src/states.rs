@@ -129,7 +129,17 @@ fn multiply<R: Driver>(
     accumulate: bool,
 ) {
     let [rows, depth, columns] = sizes;
-    device.multiply(Product { rows, columns, depth, batch: 1, a, b, bf16: false, c: rows_of(c, columns), accumulate });
+    device.multiply(Product {
+        rows,
+        columns,
+        depth,
+        batch: 1,
+        a,
+        b,
+        bf16: false,
+        c: rows_of(c, columns),
+        accumulate,
+    });
 }
 
 pub(crate) fn forward<R: Driver>(
@@ -175,11 +185,7 @@ pub(crate) fn backward<R: Driver>(
     let buckets = Bias::buckets(&bias);
     let all = c.len / width;
     let delta = device.scratch_of(all);
-    device.warps(
-        "attention_delta",
-        all,
-        &[c.real(), dc.real(), size(all), number(width), delta.pointer()],
-    );
+    device.warps("attention_delta", all, &[c.real(), dc.real(), size(all), number(width), delta.pointer()]);
     for question in questions(shape, &bias) {
         let (rows, keys) = (question.rows, question.keys.len());
         let own = rows_of(question.key(states.at(), width), width);

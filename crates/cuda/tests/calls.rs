@@ -270,12 +270,7 @@ fn memory_comes_back_in_sizes_that_fit() {
     of(7 << 20);
     of(4 << 20);
     let device = Cuda::new(pool.clone());
-    let wanted = [
-        Call::Allocate(1024),
-        Call::Zero(800),
-        Call::Allocate(8 << 20),
-        Call::Allocate(4 << 20),
-    ];
+    let wanted = [Call::Allocate(1024), Call::Zero(800), Call::Allocate(8 << 20), Call::Allocate(4 << 20)];
     assert_eq!(device.driver().taken(), wanted);
     assert_eq!(pool.bytes_in_use(), 0);
     (0..20).for_each(|_| device.trim());

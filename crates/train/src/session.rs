@@ -4,10 +4,10 @@ use tercio_comm::World;
 
 use crate::error::TrainError;
 use crate::objective::Objective;
-use crate::options::TrainOptions;
-use crate::ranks::setup::open_run_among;
 use crate::on_device;
+use crate::options::TrainOptions;
 use crate::ranks::device::open_device;
+use crate::ranks::setup::open_run_among;
 use crate::ranks::{RankDevice, deal, start};
 use crate::run::{Signals, log_to, note_failure};
 use crate::setup::{self, AnyTask, Task};

@@ -1,10 +1,11 @@
 //! The reader against what PyTorch computed: inputs, hidden states, logits, loss, scores, answers, gradients and a
-//! trajectory of updates, on both devices, through the settings, data, objective and stepper that a user's run takes.
+//! trajectory of updates, on every device, through the settings, data, objective and stepper that a user's run takes.
 //!
 //! Variants, shapes and hyper-parameters come from the files of the folder that TERCIO_GOLDEN names.
 
 mod golden_support;
 
+use golden_support::on_host::cuda_on_host;
 use golden_support::{
     Case, DRAW, Opened, Opening, TargetParts, all_rows, assert_all_close, assert_close, bits, cases,
     checksum, integers, legacy_cases, list, number, numbers,
@@ -17,12 +18,13 @@ use tercio_models::t5::{self, LoadedT5};
 use tercio_train::predict::Prediction;
 use tercio_train::ranks::RankDevice;
 
-/// Runs a check of every case on both devices.
-macro_rules! on_both_devices {
+/// Runs a check of every case on every device.
+macro_rules! on_every_device {
     ($check:ident, $cases:expr) => {
         for case in $cases {
             $check(&Cpu::new(2).unwrap(), &case);
             $check(&Reference, &case);
+            $check(&cuda_on_host(), &case);
         }
     };
 }
@@ -156,7 +158,7 @@ fn variants_agree<D: RankDevice>(device: &D, case: &Case) {
 
 #[test]
 fn golden_reader_variants() {
-    on_both_devices!(variants_agree, cases());
+    on_every_device!(variants_agree, cases());
 }
 
 fn legacy_agrees<D: RankDevice>(device: &D, case: &Case) {
@@ -169,7 +171,7 @@ fn legacy_agrees<D: RankDevice>(device: &D, case: &Case) {
 
 #[test]
 fn golden_reader_legacy_checkpoint() {
-    on_both_devices!(legacy_agrees, legacy_cases());
+    on_every_device!(legacy_agrees, legacy_cases());
 }
 
 fn gradients_agree<D: RankDevice>(device: &D, case: &Case) {
@@ -205,7 +207,7 @@ fn gradients_agree<D: RankDevice>(device: &D, case: &Case) {
 
 #[test]
 fn golden_reader_gradients() {
-    on_both_devices!(gradients_agree, cases());
+    on_every_device!(gradients_agree, cases());
 }
 
 fn trajectory_agrees<D: RankDevice>(device: &D, case: &Case, micro: usize) {
@@ -262,12 +264,12 @@ fn cut_trajectory<D: RankDevice>(device: &D, case: &Case) {
 
 #[test]
 fn golden_reader_trajectory() {
-    on_both_devices!(whole_trajectory, cases());
+    on_every_device!(whole_trajectory, cases());
 }
 
 #[test]
 fn golden_reader_trajectory_in_micro_batches() {
-    on_both_devices!(cut_trajectory, cases());
+    on_every_device!(cut_trajectory, cases());
 }
 
 fn recompute_changes_no_bit<D: RankDevice>(device: &D, case: &Case) {
@@ -290,7 +292,7 @@ fn recompute_changes_no_bit<D: RankDevice>(device: &D, case: &Case) {
 
 #[test]
 fn golden_reader_recompute_gives_the_same_bits() {
-    on_both_devices!(recompute_changes_no_bit, cases());
+    on_every_device!(recompute_changes_no_bit, cases());
 }
 
 fn saved_model_reopens<D: RankDevice>(device: &D, case: &Case) {
@@ -316,5 +318,5 @@ fn saved_model_reopens<D: RankDevice>(device: &D, case: &Case) {
 
 #[test]
 fn golden_reader_saved_model_reopens() {
-    on_both_devices!(saved_model_reopens, cases());
+    on_every_device!(saved_model_reopens, cases());
 }

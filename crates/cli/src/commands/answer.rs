@@ -9,15 +9,15 @@ use tercio_comm::World;
 use tercio_comm::place::Flags;
 use tercio_data::Question;
 use tercio_engine::Cpu;
-use tercio_train::{TrainError, on_device};
 use tercio_train::answer::{Support, SupportedAnswer, answer_lines, ask, question_of};
 use tercio_train::evaluate::{likelihood_json, one_line, scores_in_file_order};
 use tercio_train::find::{DenseSettings, FindSettings, Finder};
 use tercio_train::predict::{Prediction, Predictor};
-use tercio_train::ranks::corpus::open_among;
-use tercio_train::ranks::options::LinkOptions;
 use tercio_train::ranks::RankDevice;
+use tercio_train::ranks::corpus::open_among;
 use tercio_train::ranks::device::open_device;
+use tercio_train::ranks::options::LinkOptions;
+use tercio_train::{TrainError, on_device};
 
 use super::common::{self, line, within};
 use super::reader_flags::{ReaderFlags, load};
@@ -170,7 +170,8 @@ impl Answer {
 
     /// Searches on the processor, wherever is read.
     fn finder(&self, index: &Path) -> Result<Finder, TrainError> {
-        let device = Cpu::new(common::threads(self.reader.threads)?)?.with_precision(self.reader.compute.get().into());
+        let device =
+            Cpu::new(common::threads(self.reader.threads)?)?.with_precision(self.reader.compute.get().into());
         let settings = FindSettings {
             passages: self.passages.clone(),
             cache_dir: self.cache_dir.clone(),

@@ -10,8 +10,8 @@ use tercio_data::corpus::Columns;
 use tercio_train::TrainError;
 use tercio_train::classify::{OpenedClassifier, TextClassifier, WINDOW};
 use tercio_train::options::{DeviceOptions, PrecisionOptions, columns_of};
-use tercio_train::ranks::corpus::open_among;
 use tercio_train::ranks::RankDevice;
+use tercio_train::ranks::corpus::open_among;
 use tercio_train::ranks::options::LinkOptions;
 
 use super::common::within;

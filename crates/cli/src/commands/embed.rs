@@ -13,20 +13,20 @@ use tercio_data::{Passages, Questions};
 use tercio_engine::memory;
 use tercio_models::embedding_model::TextKind;
 use tercio_models::retriever::Pooling;
-use tercio_train::{TrainError, on_device};
 use tercio_train::embed::{
     EmbedProgress, EmbedReport, Embedder, EncodeTexts, TextEncoder, TextSource, Texts, VectorStore, WINDOW,
     embed_among, import_pickles,
 };
 use tercio_train::options::{DeviceOptions, PrecisionOptions};
-use tercio_train::ranks::corpus::{ExampleFile, open_among};
 use tercio_train::ranks::RankDevice;
+use tercio_train::ranks::corpus::{ExampleFile, open_among};
 use tercio_train::ranks::device::open_device;
 use tercio_train::ranks::options::{LinkOptions, Requeue};
 use tercio_train::ranks::requeue::requeue_among;
 use tercio_train::ranks::start::same_among;
 use tercio_train::run::progress::duration;
 use tercio_train::run::{EXIT_SAVED_NOT_REQUEUED, Progress, Signals, StopReason};
+use tercio_train::{TrainError, on_device};
 
 use super::common::{self, line, within};
 

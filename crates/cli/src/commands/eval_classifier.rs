@@ -10,11 +10,11 @@ use tercio_data::Labels;
 use tercio_data::classification::ClassificationReport;
 use tercio_data::corpus::{Split, UnknownLabels};
 use tercio_data::replace::{ReplacedFile, refuse_source};
-use tercio_train::{TrainError, on_device};
 use tercio_train::classify::{Faults, Measured, measure_among};
 use tercio_train::ranks::RankDevice;
 use tercio_train::ranks::device::open_device;
 use tercio_train::run::Signals;
+use tercio_train::{TrainError, on_device};
 
 use super::classifier_flags::ClassifierFlags;
 use super::common::{self, line};

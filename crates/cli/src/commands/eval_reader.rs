@@ -7,10 +7,10 @@ use clap::Args;
 use tercio_comm::World;
 use tercio_comm::place::Flags;
 use tercio_train::evaluate::{EvaluationFiles, EvaluationReport, evaluate_among};
-use tercio_train::ranks::corpus::open_among;
-use tercio_train::ranks::options::LinkOptions;
 use tercio_train::ranks::RankDevice;
+use tercio_train::ranks::corpus::open_among;
 use tercio_train::ranks::device::open_device;
+use tercio_train::ranks::options::LinkOptions;
 use tercio_train::run::Signals;
 use tercio_train::{TrainError, on_device, options};
 

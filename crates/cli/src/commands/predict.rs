@@ -10,11 +10,11 @@ use tercio_comm::World;
 use tercio_data::Document;
 use tercio_data::corpus::Split;
 use tercio_data::replace::{ReplacedFile, refuse_source};
-use tercio_train::{TrainError, on_device};
 use tercio_train::classify::{Faults, LineForm, TextClassifier, classify_among, classify_lines, predicted};
 use tercio_train::ranks::RankDevice;
 use tercio_train::ranks::device::open_device;
 use tercio_train::run::Signals;
+use tercio_train::{TrainError, on_device};
 
 use super::classifier_flags::ClassifierFlags;
 use super::common::{self, line};
@@ -67,7 +67,8 @@ impl Predict {
         let signals = Signals::install()?;
         let world = if piped { World::alone() } else { common::join(&place, &self.flags.link)? };
         let open = || open_device(&world, threads, self.flags.compute.get(), &self.flags.device);
-        let done = open().and_then(|device| on_device!(&device, |d| self.predict(&world, d, &signals, piped)));
+        let done =
+            open().and_then(|device| on_device!(&device, |d| self.predict(&world, d, &signals, piped)));
         Ok(common::end(&world, done)?.err().unwrap_or(ExitCode::SUCCESS))
     }
 

@@ -9,9 +9,9 @@ use tercio_models::t5::{Decoding, LoadedT5};
 use tercio_train::decoding::DecodingOptions;
 use tercio_train::options::{DeviceOptions, PrecisionOptions};
 use tercio_train::predict::Predictor;
+use tercio_train::ranks::RankDevice;
 use tercio_train::ranks::setup::open_model_among;
 use tercio_train::shortage::guarded;
-use tercio_train::ranks::RankDevice;
 use tercio_train::{TrainError, options};
 
 use super::common::{MOST_QUESTIONS, within};
@@ -62,11 +62,7 @@ pub struct Reader<D: RankDevice> {
 ///
 /// # Errors
 /// Flags out of range, a model or tokenizer that cannot be used; a rank was lost.
-pub fn load<D: RankDevice>(
-    flags: &ReaderFlags,
-    world: &World,
-    device: &D,
-) -> Result<Reader<D>, TrainError> {
+pub fn load<D: RankDevice>(flags: &ReaderFlags, world: &World, device: &D) -> Result<Reader<D>, TrainError> {
     options::check_lengths(flags.text_maxlength, flags.generation_max_length).map_err(TrainError::Options)?;
     let decoding = flags.decoding.decoding(flags.generation_max_length).map_err(TrainError::Options)?;
     within(&[("per_gpu_batch_size", flags.per_gpu_batch_size, MOST_QUESTIONS)])?;
@@ -83,12 +79,7 @@ pub fn load<D: RankDevice>(
 
 impl<D: RankDevice> Reader<D> {
     /// The predictor that the flags describe, without scores.
-    pub fn predictor<'a>(
-        &'a self,
-        flags: &ReaderFlags,
-        device: &'a D,
-        n_context: usize,
-    ) -> Predictor<'a, D> {
+    pub fn predictor<'a>(&'a self, flags: &ReaderFlags, device: &'a D, n_context: usize) -> Predictor<'a, D> {
         Predictor {
             device,
             model: &self.loaded.model,

@@ -54,7 +54,9 @@ pub fn count() -> Result<usize, Fault> {
     let fault = |e: DriverError| Fault(format!("no GPU can be used: NVIDIA's driver says {}", said(e)));
     result::init().map_err(fault)?;
     match result::device::get_count().map_err(fault)? {
-        0 => Err(Fault("no GPU can be used: NVIDIA's driver finds none (CUDA_VISIBLE_DEVICES may hide them)".into())),
+        0 => Err(Fault(
+            "no GPU can be used: NVIDIA's driver finds none (CUDA_VISIBLE_DEVICES may hide them)".into(),
+        )),
         n => Ok(n as usize),
     }
 }
@@ -76,8 +78,11 @@ impl Gpu {
     pub fn open(ordinal: usize, factors: Factors) -> Result<Gpu, Fault> {
         let found = count()?;
         if ordinal >= found {
-            let numbers = if found == 1 { "number 0 only".into() } else { format!("numbers 0 to {}", found - 1) };
-            return Err(Fault(format!("there is no GPU {ordinal}: {numbers} (CUDA_VISIBLE_DEVICES may hide others)")));
+            let numbers =
+                if found == 1 { "number 0 only".into() } else { format!("numbers 0 to {}", found - 1) };
+            return Err(Fault(format!(
+                "there is no GPU {ordinal}: {numbers} (CUDA_VISIBLE_DEVICES may hide others)"
+            )));
         }
         let fault = |e: DriverError| Fault(format!("GPU {ordinal} cannot be used: {}", said(e)));
         let device = result::device::get(ordinal as i32).map_err(fault)?;
@@ -137,7 +142,8 @@ impl Gpu {
         let cache = compile::cache_folder();
         for &source in sources::KERNELS {
             let code = compile::machine_code(source, &self.architecture, cache.as_deref())?;
-            let fault = |e: DriverError| Fault(format!("{}: {} cannot be loaded: {}", self.name, source.0, said(e)));
+            let fault =
+                |e: DriverError| Fault(format!("{}: {} cannot be loaded: {}", self.name, source.0, said(e)));
             // SAFETY: machine code that NVRTC made; the driver copies it.
             let module = unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(fault)?;
             self.modules.push(module);
@@ -146,7 +152,8 @@ impl Gpu {
                 // SAFETY: the module is loaded and stays so.
                 let kernel = unsafe {
                     let kernel = result::module::get_function(module, name_of).map_err(fault)?;
-                    let most = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                    let most =
+                        sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     let fixed = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
                     let fixed = result::function::get_function_attribute(kernel, fixed).map_err(fault)?;
                     result::function::set_function_attribute(kernel, most, shared - fixed).map_err(fault)?;

@@ -98,8 +98,10 @@ impl Products {
         let compute = if tf32 { Compute::CUBLAS_COMPUTE_32F_FAST_TF32 } else { Compute::CUBLAS_COMPUTE_32F };
         let operation = result::create_matmul_desc(compute, CUDA_R_32F)?;
         use sys::cublasLtMatmulDescAttributes_t as Of;
-        let sides =
-            [(Of::CUBLASLT_MATMUL_DESC_TRANSA, p.b.transposed), (Of::CUBLASLT_MATMUL_DESC_TRANSB, p.a.transposed)];
+        let sides = [
+            (Of::CUBLASLT_MATMUL_DESC_TRANSA, p.b.transposed),
+            (Of::CUBLASLT_MATMUL_DESC_TRANSB, p.a.transposed),
+        ];
         for (side, transposed) in sides {
             // cublasOperation_t: N is 0, T is 1.
             let turned = i32::from(transposed);
@@ -124,7 +126,12 @@ impl Products {
         // SAFETY: attributes of the sizes that the library's documentation gives; all descriptions are alive.
         let found = unsafe {
             let most = Prefer::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-            result::set_matmul_pref_attribute(preference, most, std::ptr::from_ref(&WORKSPACE).cast(), size_of::<usize>())?;
+            result::set_matmul_pref_attribute(
+                preference,
+                most,
+                std::ptr::from_ref(&WORKSPACE).cast(),
+                size_of::<usize>(),
+            )?;
             for (side, bytes) in aligned {
                 result::set_matmul_pref_attribute(preference, side, std::ptr::from_ref(bytes).cast(), 4)?;
             }

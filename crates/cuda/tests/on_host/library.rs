@@ -130,7 +130,8 @@ pub fn to_bf16(x: f32) -> u16 {
 
 /// Where the kernels' sources are.
 pub fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+    // By the folder's name, for tests of other crates include this file too.
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../cuda/kernels")
 }
 
 /// Kernels, and headers, by name.
@@ -144,7 +145,7 @@ pub fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
 
 /// Compiles the kernels into the build's temporary folder, under a name that says what they were made of.
 fn compiled(storage: Storage) -> PathBuf {
-    let faults = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/on_host");
+    let faults = sources().join("../tests/on_host");
     let mut units = files(&sources(), "cpp");
     units.extend(files(&sources(), "cu"));
     units.extend(files(&faults, "cu"));

@@ -7,8 +7,8 @@ use tercio_engine::{Activation, Dropout, Tensor};
 use super::driver::OnHost;
 use super::library::{Library, Storage, to_bf16};
 use super::memory::{Guarded, floats};
-use tercio_cuda::driver::Launch;
 use super::{check, draw, same_bits_as_cpu};
+use tercio_cuda::driver::Launch;
 
 const KINDS: [Activation; 5] =
     [Activation::Relu, Activation::GeluTanh, Activation::GeluErf, Activation::Silu, Activation::Tanh];

@@ -35,7 +35,10 @@ impl<E: Copy + Default> Shared<E> {
     ///
     /// # Panics
     /// When it is no copy, or does not have so many.
-    #[allow(clippy::mut_from_ref, reason = "a pointer into memory that several threads share, each its own part")]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "a pointer into memory that several threads share, each its own part"
+    )]
     pub unsafe fn stretch(&self, start: usize, len: usize) -> &mut [E] {
         let all = self.copy.as_ref().map_or(0, Vec::len);
         assert!(start + len <= all, "a stretch beyond the {all} elements of a copy");

@@ -73,7 +73,9 @@ pub fn open_device(
     }
     let factors = match (precision, options.tf32) {
         (Precision::Bf16, true) => {
-            return Err(TrainError::Options("--bf16 and --tf32 round the same factors: give one of them".into()));
+            return Err(TrainError::Options(
+                "--bf16 and --tf32 round the same factors: give one of them".into(),
+            ));
         }
         (Precision::Bf16, false) => Factors::Bf16,
         (Precision::F32, true) => Factors::Tf32,
@@ -109,7 +111,10 @@ mod tests {
     fn a_rank_takes_the_gpu_of_its_number_or_the_only_one() {
         let of = |choice, rank, found| ordinal(choice, rank, 4, found).ok();
         let cuda = DeviceChoice::Cuda(None);
-        assert_eq!((of(cuda, 0, 4), of(cuda, 3, 4), of(DeviceChoice::Auto, 2, 8)), (Some(0), Some(3), Some(2)));
+        assert_eq!(
+            (of(cuda, 0, 4), of(cuda, 3, 4), of(DeviceChoice::Auto, 2, 8)),
+            (Some(0), Some(3), Some(2))
+        );
         assert_eq!((of(cuda, 3, 1), of(DeviceChoice::Cuda(Some(2)), 0, 4)), (Some(0), Some(2)));
         let error = ordinal(cuda, 2, 4, 2).unwrap_err().to_string();
         assert!(error.starts_with("4 ranks on this host and 2 GPUs"), "{error}");

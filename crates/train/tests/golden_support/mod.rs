@@ -6,6 +6,7 @@
 
 #[path = "../../../../tests/golden_folder.rs"]
 mod golden_folder;
+pub mod on_host;
 
 use std::path::{Path, PathBuf};
 

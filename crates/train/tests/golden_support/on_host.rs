@@ -1,0 +1,15 @@
+//! The CUDA device with a driver that runs the kernels' sources on the host, as the tests of that device have it.
+
+#[path = "../../../cuda/tests/on_host/driver.rs"]
+mod driver;
+#[path = "../../../cuda/tests/on_host/library.rs"]
+mod library;
+#[path = "../../../cuda/tests/on_host/memory.rs"]
+mod memory;
+
+use tercio_cuda::Cuda;
+
+/// The device, f32.
+pub fn cuda_on_host() -> Cuda<driver::OnHost> {
+    driver::OnHost::device(library::Storage::F32, false)
+}
