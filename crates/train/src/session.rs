@@ -6,7 +6,7 @@ use crate::error::TrainError;
 use crate::objective::Objective;
 use crate::on_device;
 use crate::options::TrainOptions;
-use crate::ranks::device::open_device;
+use crate::ranks::device::{faults, open_device};
 use crate::ranks::setup::open_run_among;
 use crate::ranks::{RankDevice, deal, start};
 use crate::run::{Signals, log_to, note_failure};
@@ -28,12 +28,27 @@ pub fn train_run<T: AnyTask>(
 ) -> Result<RunOutcome, TrainError> {
     start::compare_settings(world, &setup::config_table(options)?)?;
     let device = open_device(world, threads, options.compute.get(), &options.device)?;
+    on_device!(&device, |device| train_run_on(options, world, device, progress, signals))
+}
+
+/// As [`train_run`], on a device of the caller's, which is of the same kind on all ranks.
+///
+/// # Errors
+/// As [`train_run`].
+pub fn train_run_on<D: RankDevice, T: Task<D>>(
+    options: &TrainOptions<T>,
+    world: &World,
+    device: &D,
+    progress: bool,
+    signals: &Signals,
+) -> Result<RunOutcome, TrainError> {
     if !world.is_main() {
-        return on_device!(&device, |device| go(options, world, device, None, false, signals));
+        return go(options, world, device, None, false, signals);
     }
     let folder = setup::open_folder(options)?;
     log_to(&folder.dir)?;
-    let outcome = on_device!(&device, |device| go(options, world, device, Some(&folder), progress, signals));
+    // A fault of the device is an error here already, so that it is noted in the folder.
+    let outcome = faults(|| go(options, world, device, Some(&folder), progress, signals));
     if world.size() == 1 {
         return outcome.inspect_err(|error| note_failure(&error.to_string()));
     }

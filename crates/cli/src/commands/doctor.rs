@@ -8,6 +8,8 @@ use clap::Args;
 use tercio_comm::doctor::{Finding, Grade, examine};
 use tercio_comm::place::Flags;
 use tercio_comm::{Backend, Place, Settings};
+use tercio_cuda::gpu;
+use tercio_engine::memory::human;
 use tercio_train::TrainError;
 use tercio_train::run::{Verbosity, init_logging};
 
@@ -52,7 +54,7 @@ impl Doctor {
             collective_timeout: Duration::from_secs(120),
             ..Settings::default()
         };
-        let findings = examine(&place, &settings, self.folder.as_deref());
+        let findings = examine(&place, &settings, self.folder.as_deref(), gpus());
         let bad = findings.iter().any(|f| f.grade == Grade::Bad);
         if self.json && place.rank == 0 {
             let all: Vec<_> = findings.iter().map(json).collect();
@@ -68,6 +70,41 @@ impl Doctor {
         }
         Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
+}
+
+/// What this host has of GPUs. None is no fault.
+fn gpus() -> Vec<Finding> {
+    let topic = "gpu";
+    let survey = gpu::survey();
+    let cards = match survey.cards {
+        Ok(cards) => cards,
+        Err(why) => return vec![Finding::ok(topic, format!("{why}; commands compute on the processor"))],
+    };
+    let mut findings: Vec<Finding> = (cards.iter().enumerate())
+        .map(|(i, card)| {
+            let (major, minor) = card.capability;
+            let what = format!(
+                "cuda:{i} is {}, {}, compute capability {major}.{minor}",
+                card.name,
+                human(card.memory)
+            );
+            match card.works() {
+                true => Finding::ok(topic, what),
+                false => Finding::new(topic, Grade::Warn, what, "A100 and later can be used (8.0 and more)"),
+            }
+        })
+        .collect();
+    let libraries = [
+        (survey.products, "libcublasLt.so", "cuBLAS"),
+        (survey.compiler, "libnvrtc.so", "NVRTC (not needed where its kernels were compiled before)"),
+    ];
+    for (_, file, package) in libraries.into_iter().filter(|l| !l.0) {
+        let advice = format!(
+            "install the CUDA toolkit, or its package of {package}; put its folder on LD_LIBRARY_PATH"
+        );
+        findings.push(Finding::new(topic, Grade::Warn, format!("{file} is not found"), &advice));
+    }
+    findings
 }
 
 fn json(f: &Finding) -> serde_json::Value {

@@ -51,12 +51,14 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn new(topic: &str, grade: Grade, what: impl Into<String>, advice: &str) -> Finding {
+    /// What was found, and what to change.
+    pub fn new(topic: &str, grade: Grade, what: impl Into<String>, advice: &str) -> Finding {
         let advice = advice.to_owned();
         Finding { topic: topic.into(), grade, what: what.into(), advice, hosts: Vec::new() }
     }
 
-    fn ok(topic: &str, what: impl Into<String>) -> Finding {
+    /// What is as it should be.
+    pub fn ok(topic: &str, what: impl Into<String>) -> Finding {
         Finding::new(topic, Grade::Ok, what, "")
     }
 }

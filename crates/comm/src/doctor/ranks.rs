@@ -20,9 +20,15 @@ const ROUNDS: usize = 50;
 const SEEN_WITHIN: Duration = Duration::from_secs(20);
 
 /// Looks at the hosts of all ranks and at what lies between them, by all ranks together. Rank 0 gets all findings, the
-/// others none, but what kept them from meeting. `folder`: one that all hosts should share.
-pub fn examine(place: &Place, settings: &Settings, folder: Option<&Path>) -> Vec<Finding> {
-    let own = host_findings(place, settings, &Limits::default());
+/// others none, but what kept them from meeting. `folder`: one that all hosts should share; `more`: what the caller has found of
+/// this host.
+pub fn examine(
+    place: &Place,
+    settings: &Settings,
+    folder: Option<&Path>,
+    more: Vec<Finding>,
+) -> Vec<Finding> {
+    let own = [host_findings(place, settings, &Limits::default()), more].concat();
     let start = Instant::now();
     let world = match World::join(place, settings) {
         Ok(world) => world,

@@ -141,6 +141,26 @@ mod tests {
         assert_ne!(name, file_name(("a.cu", "KERNEL(2, a)"), "sm_90"));
     }
 
+    /// Where NVRTC is; TERCIO_NEEDS_NVRTC says that it must be.
+    #[test]
+    fn all_kernels_are_compiled_and_kept() {
+        // SAFETY: looks for the library only.
+        if !unsafe { sys::is_culib_present() } {
+            assert!(std::env::var_os("TERCIO_NEEDS_NVRTC").is_none(), "libnvrtc.so is not found");
+            println!("not run: libnvrtc.so is not found");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        for &source in crate::sources::KERNELS {
+            let code = machine_code(source, "sm_90", Some(folder.path())).unwrap();
+            assert!(code.starts_with(b"\x7fELF"), "{}", source.0);
+            let kept = read(&folder.path().join(file_name(source, "sm_90")));
+            assert!(kept == Some(code), "{}", source.0);
+        }
+        let fault = machine_code(("a.cu", "int a = ;"), "sm_90", None).unwrap_err();
+        assert!(fault.0.contains("does not compile") && fault.0.contains("a.cu(1): error"), "{fault}");
+    }
+
     #[test]
     fn what_is_kept_comes_back_and_what_was_cut_does_not() {
         let folder = tempfile::tempdir().unwrap();

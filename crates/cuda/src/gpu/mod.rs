@@ -300,3 +300,56 @@ impl Drop for Gpu {
         }
     }
 }
+
+/// A GPU as it is seen without opening it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its name.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Bytes of its memory.
+    pub memory: u64,
+}
+
+impl Card {
+    /// Whether kernels are built for it.
+    pub fn works(&self) -> bool {
+        self.capability >= LEAST
+    }
+}
+
+/// What this host has of GPUs and of NVIDIA's libraries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// The GPUs that are visible, in their order; or why there is none.
+    pub cards: Result<Vec<Card>, Fault>,
+    /// Whether the library of products is found.
+    pub products: bool,
+    /// Whether the runtime compiler is found.
+    pub compiler: bool,
+}
+
+/// Looks for GPUs and for NVIDIA's libraries; opens none.
+pub fn survey() -> Survey {
+    let card = |ordinal: usize| {
+        let device = result::device::get(ordinal as i32)?;
+        // SAFETY: a device that exists.
+        let attribute = |a| unsafe { result::device::get_attribute(device, a) };
+        Ok(Card {
+            name: result::device::get_name(device)?,
+            capability: (
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            // SAFETY: a device that exists.
+            memory: unsafe { result::device::total_mem(device)? } as u64,
+        })
+    };
+    let fault = |e: DriverError| Fault(format!("NVIDIA's driver tells nothing of a GPU: {}", said(e)));
+    let all = |n: usize| (0..n).map(card).collect::<Result<_, _>>().map_err(fault);
+    // SAFETY: looks for the libraries only.
+    let (products, compiler) =
+        unsafe { (cudarc::cublaslt::sys::is_culib_present(), cudarc::nvrtc::sys::is_culib_present()) };
+    Survey { cards: count().and_then(all), products, compiler }
+}
