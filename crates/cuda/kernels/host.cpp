@@ -1,6 +1,7 @@
 // Runs kernels on the host: fibers, barriers, warps, shared memory, and the one function that the tests call (host.h).
 #include "host.h"
 
+#include <algorithm>
 #include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
@@ -314,6 +315,15 @@ void add(const char *name, unsigned threads, Call call, const std::size_t *sizes
 }
 
 } // namespace host
+
+// The sizes of a kernel's arguments, of which there may be `room`, and their number; -1: there is no such kernel.
+extern "C" int host_sizes(const char *name, std::uint64_t *sizes, unsigned room) {
+    auto found = host::kernels().find(name);
+    if (found == host::kernels().end() || found->second.sizes.size() > room)
+        return -1;
+    std::copy(found->second.sizes.begin(), found->second.sizes.end(), sizes);
+    return int(found->second.sizes.size());
+}
 
 // Runs a kernel as cuLaunchKernel would, with the sizes of the arguments beside them. Gives null, or what went wrong; the text
 // lives until the next launch of this thread.

@@ -143,19 +143,43 @@ pub fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Compiles the kernels into the build's temporary folder, under a name that says what they were made of.
+/// The kernels for the host as a library of their own.
 fn compiled(storage: Storage) -> PathBuf {
-    let faults = sources().join("../tests/on_host");
-    let mut units = files(&sources(), "cpp");
+    let mut units = files(&sources().join("../tests/on_host"), "cu");
     units.extend(files(&sources(), "cu"));
-    units.extend(files(&faults, "cu"));
+    let define: &[&str] = if storage == Storage::Bf16 { &["-DTERCIO_BF16"] } else { &[] };
+    compile(&format!("cuda-kernels-{storage:?}"), units, define)
+}
+
+/// A folder of NVIDIA's libraries, which are a GPU that is the host (`tests/fake_gpu/fake_gpu.cpp`).
+pub fn fake_gpu() -> PathBuf {
+    let mut units = files(&sources().join("../tests/fake_gpu"), "cpp");
+    units.extend(files(&sources(), "cu"));
+    // Its own functions first: what the program has of the same names is another library's.
+    let library = compile("fake-gpu", units, &["-Wl,-Bsymbolic"]);
+    let folder = library.with_extension("");
+    if !folder.join("libnvrtc.so").exists() {
+        let part = folder.with_extension(format!("{}.part", std::process::id()));
+        std::fs::create_dir_all(&part).expect("a folder of the build");
+        for name in ["libcuda.so", "libcublasLt.so", "libnvrtc.so"] {
+            std::os::unix::fs::symlink(&library, part.join(name)).expect("a link");
+        }
+        // Another process may have been first.
+        if std::fs::rename(&part, &folder).is_err() {
+            std::fs::remove_dir_all(&part).expect("a folder of the build");
+        }
+    }
+    folder
+}
+
+/// Compiles C++ into the build's temporary folder, under a name that says what it was made of.
+fn compile(name: &str, mut units: Vec<PathBuf>, more: &[&str]) -> PathBuf {
+    units.extend(files(&sources(), "cpp"));
     // -ffp-contract=off: multiply-adds are those of the sources alone, as --fmad=false has it for a GPU.
     let mut flags = vec!["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-shared"];
     // -U_FORTIFY_SOURCE: it takes a jump between the shim's fibers for a mistake.
     flags.extend(["-fPIC", "-U_FORTIFY_SOURCE", "-DTERCIO_HOST"]);
-    if storage == Storage::Bf16 {
-        flags.push("-DTERCIO_BF16");
-    }
+    flags.extend(more);
     let mut state = DefaultHasher::new();
     flags.hash(&mut state);
     for file in units.iter().chain(&files(&sources(), "h")) {
@@ -163,22 +187,22 @@ fn compiled(storage: Storage) -> PathBuf {
         std::fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display())).hash(&mut state);
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let path = folder.join(format!("cuda-kernels-{storage:?}-{:016x}.so", state.finish()));
+    let path = folder.join(format!("{name}-{:016x}.so", state.finish()));
     // Tests run in processes beside each other: one compiles, the others wait.
-    let lock = std::fs::File::create(folder.join(format!("cuda-kernels-{storage:?}.lock"))).expect("a lock");
+    let lock = std::fs::File::create(folder.join(format!("{name}.lock"))).expect("a lock");
     lock.lock().expect("the lock of the build folder");
     if !path.exists() {
-        let part = folder.join(format!("cuda-kernels-{storage:?}-{}.part", std::process::id()));
+        let part = folder.join(format!("{name}-{}.part", std::process::id()));
         let mut command = Command::new("c++");
         command.args(&flags).arg("-I").arg(sources()).arg("-o").arg(&part).args(["-x", "c++"]).args(&units);
         let output = command.output().unwrap_or_else(|e| {
             panic!("c++ cannot be run ({e}): the CUDA kernels are tested on the host by a C++ compiler; install g++")
         });
         let log = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "c++ does not compile the CUDA kernels for the host:\n{log}");
+        assert!(output.status.success(), "c++ does not compile {name}:\n{log}");
         let older = |f: &PathBuf| {
-            let name = f.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with(&format!("cuda-kernels-{storage:?}-"))
+            let file = f.file_name().unwrap_or_default().to_string_lossy();
+            file.starts_with(&format!("{name}-"))
         };
         for file in files(folder, "so").iter().filter(|f| older(f)) {
             std::fs::remove_file(file).expect("a file of the build folder");
