@@ -82,7 +82,11 @@ fn ranks_have_a_gpu_each_and_the_bits_of_one() {
     // A GPU that fails on rank 1: both end, and both say whose it was.
     let ends = ranks("failed", &[], &[("FAKE_GPU_FAIL", "adam:2")]);
     assert!(ends.iter().all(|e| e.code != Some(0)), "{}", ends[0].stderr);
-    assert!(ends[1].stderr.contains("GPU 1 (fake GPU 1) failed: CUDA_ERROR_ILLEGAL_ADDRESS"), "{}", ends[1].stderr);
+    assert!(
+        ends[1].stderr.contains("GPU 1 (fake GPU 1) failed: CUDA_ERROR_ILLEGAL_ADDRESS"),
+        "{}",
+        ends[1].stderr
+    );
     assert!(ends[0].stderr.contains("rank 1") && ends[0].stderr.contains("fake GPU 1"), "{}", ends[0].stderr);
     // More ranks than GPUs.
     let ends = start(&place.path(""), 3, |_| {
@@ -122,7 +126,8 @@ fn answers_and_their_measure_come_from_a_gpu_too() {
         assert_eq!(run(&words, &["--device", "cuda"]), run(&words, &[]), "{more:?}");
     }
     assert_eq!(run(&words, &["--device", "auto"]), run(&words, &[]));
-    let words = ["eval", "reader", "--eval_data", data.to_str().unwrap(), "--model_path", model, "--json", "--quiet"];
+    let words =
+        ["eval", "reader", "--eval_data", data.to_str().unwrap(), "--model_path", model, "--json", "--quiet"];
     let measured = |device: &[&str]| {
         let report: serde_json::Value = serde_json::from_str(&run(&words, device)).unwrap();
         (report["exact_match"].clone(), report["f1"].clone(), report["questions"].clone())
@@ -145,11 +150,9 @@ fn texts_become_vectors_and_labels_on_a_gpu_too() {
     let path = |p: &std::path::Path| p.to_str().unwrap().to_owned();
     let flags = "train classifier --name c --missing-splits none --epochs 1 --lr 1e-3 --downsample 0.2 --quiet --device cuda";
     let mut words: Vec<String> = flags.split(' ').map(str::to_owned).collect();
-    for (flag, path) in [
-        ("--checkpoint-dir", path(&runs)),
-        ("--train-data", path(&train)),
-        ("--model-path", path(&encoder)),
-    ] {
+    for (flag, path) in
+        [("--checkpoint-dir", path(&runs)), ("--train-data", path(&train)), ("--model-path", path(&encoder))]
+    {
         words.extend([flag.to_owned(), path]);
     }
     run(&words.iter().map(String::as_str).collect::<Vec<_>>());

@@ -7,9 +7,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use tercio_engine::device::{Heads, HeadsMut, Matrix, Shared};
-use tercio_engine::{
-    Activation, AdafactorStep, AdamStep, AttentionShape, Device, Dropout, Fault, View, ViewMut,
-};
+use tercio_engine::{Activation, AdafactorStep, AdamStep, AttentionShape, Device, Dropout, View, ViewMut};
 
 use crate::driver::{Argument, Driver, Factor, Product};
 use crate::launch::{Operand, bytes_of, float, number, size};
@@ -38,13 +36,6 @@ impl<R: Driver> Cuda<R> {
     /// The driver.
     pub fn driver(&self) -> &R {
         &self.pool.driver
-    }
-    /// Waits until all work so far is done.
-    ///
-    /// # Errors
-    /// What an earlier launch did wrong.
-    pub fn wait(&self) -> Result<(), Fault> {
-        self.pool.driver.wait()
     }
 }
 
@@ -128,6 +119,12 @@ impl<R: Driver> Device for Cuda<R> {
     }
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64> {
         self.read(source).iter().map(|&v| v as f64).collect()
+    }
+    fn wait(&self) {
+        self.done(self.pool.driver.wait());
+    }
+    fn peak_bytes(&self) -> Option<u64> {
+        Some(self.pool.peak_bytes())
     }
     fn trim(&self) {
         self.done(self.pool.trim());

@@ -55,6 +55,10 @@ impl<R: Driver> Pool<R> {
     pub fn bytes_in_use(&self) -> u64 {
         self.lock().used
     }
+    /// The most that buffers ever held.
+    pub fn peak_bytes(&self) -> u64 {
+        self.lock().peak
+    }
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic while it is held leaves counts that are only told to people.
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -295,11 +295,17 @@ pub trait Device: EncoderKernels + Clone + Send + Sync + Sized + 'static {
     fn take_back(&self, _shared: Shared<Self::Element>, _target: ViewMut<'_, Self>) {}
     /// Copies values out at full precision.
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64>;
+    /// Waits until all kernels so far are done: who takes the time needs it, nobody else.
+    fn wait(&self) {}
     /// Releases buffers kept for reuse that recent work did not need.
     fn trim(&self) {}
     /// Bytes that the device's buffers hold now, as they were asked for; 0 where it does not count them.
     fn bytes_in_use(&self) -> u64 {
         0
+    }
+    /// The most bytes that the buffers of a device with a memory of its own ever held; `None`: its memory is the host's.
+    fn peak_bytes(&self) -> Option<u64> {
+        None
     }
 
     /// `target[i] = value`

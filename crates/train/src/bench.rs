@@ -64,6 +64,9 @@ pub struct BenchReport {
     pub real_fraction: f64,
     /// Largest resident size of the process, 10^6 kB of 1024 bytes as the peer has it.
     pub peak_rss_gb: f64,
+    /// Largest size of the tensors on a device with a memory of its own, 2^30 bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_device_gib: Option<f64>,
     /// Floating-point operations of the products per second over the peak.
     pub share_of_peak: f64,
     /// The best product of 1536 x 1536 matrices of this process, 10^9 operations a second.
@@ -93,8 +96,9 @@ pub struct BenchSettings {
 }
 
 impl BenchSettings {
-    /// Keeps the time of step `i` that began at `start`; step 0 is the warm-up.
-    fn timed(&self, i: usize, start: Instant, times: &mut Vec<f64>) {
+    /// Keeps the time of step `i` that began at `start`, when the device is done with it; step 0 is the warm-up.
+    fn timed<D: Device>(&self, device: &D, i: usize, start: Instant, times: &mut Vec<f64>) {
+        device.wait();
         match (i, &self.profile) {
             (0, Some(profile)) => profile.clear(),
             (0, None) => {}
@@ -141,6 +145,7 @@ fn report<D: Device>(device: &D, o: &BenchSettings, work: Work) -> BenchReport {
         real_tokens_per_second: (work.tokens / total).round(),
         real_fraction: rounded(work.tokens / work.places, 3),
         peak_rss_gb: rounded(memory::peak_resident().map_or(0.0, |b| b as f64 / 1024.0 / 1e6), 2),
+        peak_device_gib: device.peak_bytes().map(|b| rounded(b as f64 / (1u64 << 30) as f64, 3)),
         share_of_peak: rounded(work.flops / total / peak, 3),
         peak_gflops: rounded(peak / 1e9, 1),
         arithmetic: device.arithmetic(),
@@ -255,7 +260,7 @@ where
         let rows = objective.batch(i).rows.clone();
         let start = Instant::now();
         let outcome = stepper.update(&mut state, &UpdateExamples { epoch: 0, rows })?;
-        settings.timed(i, start, &mut times);
+        settings.timed(device, i, start, &mut times);
         losses.push(outcome.loss);
     }
     Ok((times, losses))
@@ -279,8 +284,10 @@ fn product_peak<D: Device>(device: &D) -> f64 {
         device.fill(a.view_mut(), 0.5);
         device.fill(b.view_mut(), -0.25);
         for _ in 0..5 {
+            device.wait();
             let start = Instant::now();
             device.product(a.matrix(), b.matrix(), c.view_mut(), false);
+            device.wait();
             best = best.min(start.elapsed().as_secs_f64());
         }
     });

@@ -1,10 +1,11 @@
 //! What the benchmarks share: flags of steps and device, and the table of what was measured.
 
 use clap::Args;
-use tercio_engine::Cpu;
+use tercio_comm::World;
 use tercio_train::TrainError;
 use tercio_train::bench::{BenchMode, BenchReport, BenchSettings, Profile, ProfileLine};
-use tercio_train::options::{Precision, PrecisionOptions};
+use tercio_train::options::{DeviceOptions, Precision, PrecisionOptions};
+use tercio_train::ranks::device::{AnyDevice, open_device};
 
 use super::common::{self, line, within};
 
@@ -19,6 +20,8 @@ pub struct BenchFlags {
     recompute: bool,
     #[command(flatten)]
     compute: PrecisionOptions,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Threads; 0: all cores
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -35,14 +38,14 @@ impl BenchFlags {
     ///
     /// # Errors
     /// Flags out of range.
-    pub fn open(&self) -> Result<(Cpu, BenchSettings), TrainError> {
+    pub fn open(&self) -> Result<(AnyDevice, BenchSettings), TrainError> {
         within(&[("steps", self.steps, 1_000_000)])?;
-        let precision = self.compute.get();
-        let device = Cpu::new(common::threads(self.threads)?)?.with_precision(precision.into());
+        let (precision, threads) = (self.compute.get(), common::threads(self.threads)?);
+        let device = open_device(&World::alone(), threads, precision, &self.device)?;
         let settings = BenchSettings {
             steps: self.steps,
             recompute: self.recompute,
-            threads: device.threads(),
+            threads,
             bf16: precision == Precision::Bf16,
             profile: self.profile.then(Profile::default),
         };
@@ -85,6 +88,9 @@ fn table(r: &BenchReport, size: &str) -> String {
             r.share_of_peak, r.peak_gflops
         ),
     ];
+    if let Some(gib) = r.peak_device_gib {
+        lines.insert(4, format!("  peak on the device   {gib:.2} GiB"));
+    }
     if !r.losses.is_empty() {
         let losses: Vec<String> = r.losses.iter().map(|l| format!("{l:.4}")).collect();
         lines.push(format!("  losses               {}", losses.join(", ")));

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use tercio_train::bench::{
     ClassifierBenchMode, ClassifierBenchOptions, ClassifierBenchReport, bench_classifier,
 };
+use tercio_train::on_device;
 use tercio_train::scratch::ScratchFolder;
 
 use super::bench::{BenchFlags, profile_table};
@@ -60,7 +61,7 @@ impl BenchClassifier {
             settings,
         };
         let cache = ScratchFolder::new()?;
-        let found = bench_classifier(&device, &options, cache.path())?;
+        let found = on_device!(&device, |d| bench_classifier(d, &options, cache.path()))?;
         match &found {
             _ if self.bench.json() => line(&serde_json::to_string(&found)?)?,
             ClassifierBenchReport::Train { report, texts_per_second } => {

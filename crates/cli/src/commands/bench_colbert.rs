@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use tercio_train::bench::{ColbertBenchMode, ColbertBenchOptions, ColbertBenchReport, bench_colbert};
+use tercio_train::on_device;
 use tercio_train::scratch::ScratchFolder;
 
 use super::bench::BenchFlags;
@@ -66,7 +67,7 @@ impl BenchColbert {
             settings,
         };
         let cache = ScratchFolder::new()?;
-        let found = bench_colbert(&device, &options, cache.path())?;
+        let found = on_device!(&device, |d| bench_colbert(d, &options, cache.path()))?;
         match &found {
             _ if self.bench.json() => line(&serde_json::to_string(&found)?)?,
             ColbertBenchReport::Train { report, micro, examples_per_second } => {

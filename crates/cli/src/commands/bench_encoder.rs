@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use tercio_train::bench::{EncoderBenchOptions, bench_encoder};
+use tercio_train::on_device;
 
 use super::bench::BenchFlags;
 use super::common::{MOST_QUESTIONS, within};
@@ -38,7 +39,7 @@ impl BenchEncoder {
         let Mode::Train = self.mode;
         let (device, settings) = self.bench.open()?;
         let options = EncoderBenchOptions { sequences: self.sequences, tokens: self.tokens, settings };
-        let report = bench_encoder(&device, &options)?;
+        let report = on_device!(&device, |d| bench_encoder(d, &options))?;
         let size = format!("{}, {} x {} tokens", report.size, self.sequences, self.tokens);
         self.bench.print(&report, &size)?;
         Ok(ExitCode::SUCCESS)

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use tercio_data::Tokenizer;
 use tercio_models::t5::T5Config;
 use tercio_train::bench::{BenchMode, BenchOptions, bench_reader};
+use tercio_train::on_device;
 use tercio_train::options::MOST_TEXT_TOKENS;
 use tercio_train::scratch::ScratchFolder;
 use tercio_train::setup;
@@ -82,7 +83,7 @@ impl BenchReader {
         };
         let tokenizer = Tokenizer::load(&self.tokenizer)?;
         let cache = ScratchFolder::new()?;
-        let report = bench_reader(&device, &options, tokenizer, cache.path())?;
+        let report = on_device!(&device, |d| bench_reader(d, &options, tokenizer, cache.path()))?;
         let size = format!("t5 {}, {} x {} passages", report.size, report.questions, report.passages);
         self.bench.print(&report, &size)?;
         Ok(ExitCode::SUCCESS)

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use tercio_data::Tokenizer;
 use tercio_train::bench::{RetrieverBenchOptions, bench_retriever};
+use tercio_train::on_device;
 use tercio_train::scratch::ScratchFolder;
 
 use super::bench::BenchFlags;
@@ -67,7 +68,7 @@ impl BenchRetriever {
         };
         let tokenizer = Tokenizer::load(&self.tokenizer)?;
         let cache = ScratchFolder::new()?;
-        let report = bench_retriever(&device, &options, tokenizer, cache.path())?;
+        let report = on_device!(&device, |d| bench_retriever(d, &options, tokenizer, cache.path()))?;
         let size = format!("{}, {} x {} passages", report.size, report.questions, report.passages);
         self.bench.print(&report, &size)?;
         Ok(ExitCode::SUCCESS)

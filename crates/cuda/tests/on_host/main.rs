@@ -9,6 +9,7 @@
 mod common;
 
 mod driver;
+#[allow(dead_code)] // other tests use the rest of it
 mod library;
 mod memory;
 

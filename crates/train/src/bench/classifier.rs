@@ -283,12 +283,12 @@ fn predict<D: RankDevice>(
     };
     let (mut times, mut start) = (Vec::new(), Instant::now());
     labels(&texts[..o.batch])?;
-    settings.timed(0, start, &mut times);
+    settings.timed(device, 0, start, &mut times);
     let begin = Instant::now();
     for i in 1..=settings.steps {
         start = Instant::now();
         labels(&texts)?;
-        settings.timed(i, start, &mut times);
+        settings.timed(device, i, start, &mut times);
     }
     let total = begin.elapsed().as_secs_f64();
     let profile = settings.profile.as_ref().map(super::Profile::so_far);

@@ -221,7 +221,7 @@ fn train<D: RankDevice>(
         let rows = batches[i % batches.len()].clone();
         let start = Instant::now();
         let outcome = stepper.update(&mut state, &UpdateExamples { epoch: 0, rows })?;
-        settings.timed(i, start, &mut times);
+        settings.timed(device, i, start, &mut times);
         losses.push(outcome.loss);
         if i > 0 {
             tokens += outcome.size.tokens as f64;

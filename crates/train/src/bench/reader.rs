@@ -173,7 +173,7 @@ fn generate<D: Device>(
         let start = Instant::now();
         device.run(|| predictor.answer_batch(&batch.shard))?;
         device.trim();
-        settings.timed(i, start, &mut times);
+        settings.timed(device, i, start, &mut times);
     }
     Ok(times)
 }

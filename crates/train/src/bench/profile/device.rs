@@ -110,7 +110,11 @@ macro_rules! kernels {
     )*) => {$(
         fn $name(&self, $($arg: $type),*) $(-> $out)? {
             let flops = 0.0 $(+ $flops)?;
-            self.profile.timed(Operation::Named($kind), flops, || self.inner.$name($($arg.inner()),*))
+            self.profile.timed(Operation::Named($kind), flops, || {
+                let done = self.inner.$name($($arg.inner()),*);
+                self.inner.wait();
+                done
+            })
         }
     )*};
 }
@@ -151,6 +155,12 @@ impl<D: Device> Device for Profiled<D> {
     fn arithmetic(&self) -> String {
         self.inner.arithmetic()
     }
+    fn wait(&self) {
+        self.inner.wait();
+    }
+    fn peak_bytes(&self) -> Option<u64> {
+        self.inner.peak_bytes()
+    }
     fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         self.inner.run(f)
     }
@@ -186,7 +196,10 @@ impl<D: Device> Device for Profiled<D> {
         };
         let flops = 2.0 * rows as f64 * inner as f64 * columns as f64;
         let kernel = || self.inner.product(a.inner(), b.inner(), c.inner(), accumulate);
-        self.profile.timed(operation, flops, kernel);
+        self.profile.timed(operation, flops, || {
+            kernel();
+            self.inner.wait();
+        });
     }
 
     kernels! {
