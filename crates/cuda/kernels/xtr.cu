@@ -11,9 +11,9 @@
 
 constexpr u32 THREADS = 256;
 
-// Numbers in the order of their values: of -0 and 0 the latter is greater.
+// Numbers in the order of their values; -0 and 0 are equal, since + 0 makes both 0.
 __device__ inline u32 ordered(float x) {
-    u32 bits = __float_as_uint(x);
+    u32 bits = __float_as_uint(x + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 

@@ -3,6 +3,7 @@
 
 #[path = "../../../tests/golden_folder.rs"]
 mod golden_folder;
+#[allow(dead_code, unused_macros)]
 #[path = "golden_support/on_host.rs"]
 mod on_host;
 

@@ -5,8 +5,6 @@
 
 mod golden_support;
 
-use golden_support::on_host::cuda_on_host;
-
 use clap::Parser;
 use golden_support::{
     Case, DRAW, assert_all_close, assert_close, bits, cases_with, checksum, integers, list, number, numbers,
@@ -220,7 +218,7 @@ fn golden_colbert_losses_and_gradients() {
         losses_agree(&cpu, &case, &[]);
         losses_agree(&cpu, &case, &["--recompute", "--micro-batch-size=1"]);
         losses_agree(&Reference, &case, &[]);
-        losses_agree(&cuda_on_host(), &case, &[]);
+        on_cuda!(|device| losses_agree(device, &case, &[]));
     }
 }
 

@@ -5,8 +5,6 @@
 
 mod golden_support;
 
-use golden_support::on_host::cuda_on_host;
-
 use golden_support::{
     Case, DRAW, assert_all_close, assert_close, cases_with, checksum, integers, list, number, numbers,
 };
@@ -238,7 +236,7 @@ fn golden_flair_first_batch() {
     for case in cases() {
         first_batch_agrees(&Cpu::new(2).unwrap(), &case);
         first_batch_agrees(&Reference, &case);
-        first_batch_agrees(&cuda_on_host(), &case);
+        on_cuda!(|device| first_batch_agrees(device, &case));
     }
 }
 

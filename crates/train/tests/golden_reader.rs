@@ -5,7 +5,6 @@
 
 mod golden_support;
 
-use golden_support::on_host::cuda_on_host;
 use golden_support::{
     Case, DRAW, Opened, Opening, TargetParts, all_rows, assert_all_close, assert_close, bits, cases,
     checksum, integers, legacy_cases, list, number, numbers,
@@ -24,7 +23,7 @@ macro_rules! on_every_device {
         for case in $cases {
             $check(&Cpu::new(2).unwrap(), &case);
             $check(&Reference, &case);
-            $check(&cuda_on_host(), &case);
+            on_cuda!(|device| $check(device, &case));
         }
     };
 }

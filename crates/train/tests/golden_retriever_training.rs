@@ -5,8 +5,6 @@
 
 mod golden_support;
 
-use golden_support::on_host::cuda_on_host;
-
 use clap::Parser;
 use golden_support::{
     Case, DRAW, assert_all_close, assert_close, bits, cases_with, checksum, integers, list, number, numbers,
@@ -208,7 +206,7 @@ fn golden_retriever_variants() {
         for variant in case.input["variants"].as_object().unwrap().keys() {
             variant_agrees(&Cpu::new(2).unwrap(), &case, variant);
             variant_agrees(&Reference, &case, variant);
-            variant_agrees(&cuda_on_host(), &case, variant);
+            on_cuda!(|device| variant_agrees(device, &case, variant));
         }
     }
 }
@@ -280,7 +278,7 @@ fn golden_retriever_trajectory() {
             trajectory_agrees(&Cpu::new(2).unwrap(), &case, more);
         }
         trajectory_agrees(&Reference, &case, &[]);
-        trajectory_agrees(&cuda_on_host(), &case, &[]);
+        on_cuda!(|device| trajectory_agrees(device, &case, &[]));
     }
 }
 

@@ -9,16 +9,18 @@ use std::time::Instant;
 
 use clap::{Args, Parser};
 use serde_json::json;
+use tercio_comm::World;
 use tercio_data::{Question, Questions, baselines};
-use tercio_engine::{Cpu, Device};
 use tercio_train::objective::Objective;
-use tercio_train::options::{Precision, PrecisionOptions, ReaderOptions};
+use tercio_train::options::{DeviceChoice, DeviceOptions, Precision, PrecisionOptions, ReaderOptions};
+use tercio_train::ranks::RankDevice;
+use tercio_train::ranks::device::open_device;
 use tercio_train::rounds::{LoopOutcome, Table};
 use tercio_train::run::{
     EXIT_SAVED_NOT_REQUEUED, Signals, Verbosity, init_logging, log_to, loss_plot, metrics, write_atomic,
 };
 use tercio_train::trainer::{LoopOptions, RunOutcome};
-use tercio_train::{TrainError, setup, trainer};
+use tercio_train::{TrainError, on_device, setup, trainer};
 
 use self::rounds::{QuickLoop, Size};
 use super::common;
@@ -101,6 +103,8 @@ pub struct Quickstart {
     threads: usize,
     #[command(flatten)]
     compute: PrecisionOptions,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Held-out questions to evaluate on, from the start of the file; 0: all
     #[arg(long, default_value_t = 0)]
     eval_questions: usize,
@@ -144,12 +148,22 @@ impl Quickstart {
                 TrainError::Options("--updates must be at least 2: there are two phases".into()).into()
             );
         }
+        if self.rounds && self.device.device != DeviceChoice::Cpu {
+            let what = "--loop computes on the processor so far: leave --device out, or --loop";
+            return Err(TrainError::Options(what.into()).into());
+        }
         let started = Instant::now();
         let dir = self.dir.join(self.run_name());
         let data = dir.join("data");
         self.unpack(&data)?;
         init_logging(None, if self.json { Verbosity::Quiet } else { Verbosity::Normal })?;
-        let device = Cpu::new(common::threads(self.threads)?)?.with_precision(self.compute.get().into());
+        let threads = common::threads(self.threads)?;
+        let device = open_device(&World::alone(), threads, self.compute.get(), &self.device)?;
+        on_device!(&device, |device| Ok(self.run_on(device, &dir, started)))?
+    }
+
+    fn run_on<D: RankDevice>(&self, device: &D, dir: &Path, started: Instant) -> anyhow::Result<ExitCode> {
+        let data = dir.join("data");
         let signals = Signals::install()?;
         let (train, eval) = (Questions::open(&data.join(FILES[0].0), &data)?, self.open_eval(&data)?);
         self.say(&format!(
@@ -162,14 +176,14 @@ impl Quickstart {
         let (mut before, mut after, mut outcome) = (None, None, None);
         let mut model: Option<PathBuf> = None;
         for (i, phase) in PHASES.iter().enumerate() {
-            let words = self.flags(phase, i, &dir, model.as_deref());
+            let words = self.flags(phase, i, dir, model.as_deref());
             self.say(&format!("tercio train reader {}", words.join(" ")));
             let options = parse(&words)?;
             options.check().map_err(TrainError::Options)?;
             if i == 0 {
-                before = Some(self.untrained(&options, &device)?);
+                before = Some(self.untrained(&options, device)?);
             }
-            let (done, measured) = self.train(&options, &device, &signals)?;
+            let (done, measured) = self.train(&options, device, &signals)?;
             if let Some(reason) = done.stopped {
                 eprintln!(
                     "tercio: {}: saved; the same command goes on from update {}",
@@ -184,8 +198,8 @@ impl Quickstart {
         }
         let (options, _) = outcome.expect("there are phases");
         let (before, after) = (before.expect("measured first"), after.expect("measured last"));
-        let picture = self.draw(&dir)?;
-        let answers = self.answers(&options, &device, &eval)?;
+        let picture = self.draw(dir)?;
+        let answers = self.answers(&options, device, &eval)?;
         let mut figures = json!({
             "seed": self.seed, "updates": self.updates, "questions": eval.len(), "passages": 3,
             "exact_match_before": before.exact_match, "exact_match": after.exact_match, "f1": after.f1,
@@ -195,10 +209,10 @@ impl Quickstart {
             "model": model, "picture": picture,
         });
         if !self.json {
-            self.report(&dir, &base, before, after, &answers)?;
+            self.report(dir, &base, before, after, &answers)?;
         }
         if self.rounds {
-            match self.run_rounds(&dir, &train, &eval, &signals)? {
+            match self.run_rounds(dir, &train, &eval, &signals)? {
                 Ok(table) => figures["loop"] = json!(table),
                 Err(code) => return Ok(code),
             }
@@ -337,16 +351,16 @@ impl Quickstart {
     }
 
     /// The initial model on the held-out questions.
-    fn untrained(&self, options: &ReaderOptions, device: &Cpu) -> anyhow::Result<Measured> {
+    fn untrained<D: RankDevice>(&self, options: &ReaderOptions, device: &D) -> anyhow::Result<Measured> {
         let scratch = tercio_train::scratch::ScratchFolder::new()?;
         let run = device.run(|| setup::open_run_from(options, None, scratch.path(), device))?;
         measure(&run.objective, device, &run.state.parameters)
     }
 
-    fn train(
+    fn train<D: RankDevice>(
         &self,
         options: &ReaderOptions,
-        device: &Cpu,
+        device: &D,
         signals: &Signals,
     ) -> anyhow::Result<(RunOutcome, Option<Measured>)> {
         let folder = setup::open_folder(options)?;
@@ -388,10 +402,10 @@ impl Quickstart {
     }
 
     /// Three held-out questions with the reader's answers.
-    fn answers(
+    fn answers<D: RankDevice>(
         &self,
         options: &ReaderOptions,
-        device: &Cpu,
+        device: &D,
         eval: &Questions,
     ) -> anyhow::Result<Vec<(Question, String)>> {
         let folder = setup::open_folder(options)?;
@@ -443,12 +457,12 @@ impl Quickstart {
     }
 }
 
-fn measure(
+fn measure<D: RankDevice>(
     objective: &tercio_train::objectives::reader::ReaderObjective,
-    device: &Cpu,
-    parameters: &tercio_engine::Arena<Cpu>,
+    device: &D,
+    parameters: &tercio_engine::Arena<D>,
 ) -> anyhow::Result<Measured> {
-    let evaluation = device.run(|| Objective::<Cpu>::evaluate(objective, device, parameters, &|| false))?;
+    let evaluation = device.run(|| Objective::<D>::evaluate(objective, device, parameters, &|| false))?;
     evaluation
         .and_then(|e| Measured::of(&e.figures))
         .ok_or_else(|| anyhow::anyhow!("the run has no questions to evaluate on"))

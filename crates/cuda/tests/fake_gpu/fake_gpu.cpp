@@ -152,11 +152,13 @@ EXPORT int cuEventSynchronize(void *event) {
     return *static_cast<bool *>(event) ? run() : OK;
 }
 EXPORT int cuMemHostAlloc(void **out, std::size_t bytes, unsigned) {
+    WITH_CONTEXT;
     staged++;
     *out = std::malloc(bytes);
     return OK;
 }
 EXPORT int cuMemFreeHost(void *at) {
+    std::lock_guard<std::recursive_mutex> held(lock);
     staged--;
     std::free(at);
     return OK;

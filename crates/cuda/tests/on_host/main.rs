@@ -9,6 +9,7 @@
 mod common;
 
 mod driver;
+mod gpu;
 #[allow(dead_code)] // other tests use the rest of it
 mod library;
 mod memory;
@@ -38,6 +39,8 @@ pub fn draw(parts: &[u64], len: usize) -> Vec<f32> {
 pub const F32: (f64, f64) = (2e-5, 0.05);
 /// The same of results that were stored in bf16, whose numbers have eight bits, some times one after the other.
 pub const BF16: (f64, f64) = (2e-2, 0.25);
+/// The same of products whose factors a GPU rounded to TF32.
+pub const TF32: (f64, f64) = (3e-3, 0.25);
 
 /// Fails where a result is not the reference's within a tolerance.
 pub fn compare(what: &str, got: &Results, want: &Results, (tolerance, least): (f64, f64)) {
@@ -76,7 +79,17 @@ macro_rules! check {
             let $device = &tercio_engine::Reference;
             $body
         };
-        for (storage, tolerance) in [(Storage::F32, $crate::F32), (Storage::Bf16, $bf16)] {
+        if $crate::gpu::wanted() {
+            use tercio_cuda::driver::Factors;
+            let all = [(Factors::F32, $crate::F32), (Factors::Tf32, $crate::TF32), (Factors::Bf16, $bf16)];
+            for (factors, tolerance) in all {
+                let $device = &$crate::gpu::device(factors);
+                let got: $crate::Results = $body;
+                $crate::compare(&format!("{what}, GPU, {factors:?}"), &got, &want, tolerance);
+            }
+        }
+        let host = [(Storage::F32, $crate::F32), (Storage::Bf16, $bf16)];
+        for (storage, tolerance) in host.into_iter().filter(|_| !$crate::gpu::wanted()) {
             let run = |descending: bool| -> $crate::Results {
                 let $device = &OnHost::device(storage, descending);
                 $body
@@ -104,8 +117,13 @@ macro_rules! same_bits_as_cpu {
                     let $device = &tercio_engine::Cpu::with_isa(1, isa).unwrap();
                     $device.run(|| $body)
                 };
-                let $device = &$crate::driver::OnHost::device($crate::library::Storage::F32, false);
-                let got: $crate::Results = $body;
+                let got: $crate::Results = if $crate::gpu::wanted() {
+                    let $device = &$crate::gpu::device(tercio_cuda::driver::Factors::F32);
+                    $body
+                } else {
+                    let $device = &$crate::driver::OnHost::device($crate::library::Storage::F32, false);
+                    $body
+                };
                 for ((name, got), (_, want)) in got.iter().zip(&want) {
                     let differs = got.iter().zip(want).position(|(g, w)| g.to_bits() != w.to_bits());
                     assert_eq!(got.len(), want.len());

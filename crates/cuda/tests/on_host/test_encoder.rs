@@ -93,7 +93,7 @@ fn max_sim_and_its_gradients() {
             d.max_sim_backward(q.view(), width, &shape, &best, s, side, dt.view_mut());
             vec![
                 ("scores", d.read_f64(scores.view())),
-                ("best", best.into_iter().map(f64::from).collect()),
+                ("best", best.into_iter().map(|row| f64::from(row as i32)).collect()),
                 ("dqueries", d.read_f64(dq.view())),
                 ("ddocuments", d.read_f64(dt.view())),
             ]
@@ -126,7 +126,8 @@ fn xtr_scores_and_their_gradients() {
                 let side = MaxSimSide::Documents;
                 d.max_sim_backward(q.view(), width, &shape, &best, s, side, dt.view_mut());
                 vec![
-                    ("best", best.into_iter().map(f64::from).collect()),
+                    // As a small number, so that no other row is within the tolerance of f32.
+                    ("best", best.into_iter().map(|row| f64::from(row as i32)).collect()),
                     ("scores", d.read_f64(scores.view())),
                     ("dqueries", d.read_f64(dq.view())),
                     ("ddocuments", d.read_f64(dt.view())),

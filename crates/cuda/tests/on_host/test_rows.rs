@@ -5,10 +5,11 @@ use tercio_engine::random::key;
 use tercio_engine::{Activation, Dropout, Tensor};
 
 use super::driver::OnHost;
+use super::gpu;
 use super::library::{Library, Storage, to_bf16};
 use super::memory::{Guarded, floats};
 use super::{check, draw, same_bits_as_cpu};
-use tercio_cuda::driver::Launch;
+use tercio_cuda::driver::{Factors, Launch};
 
 const KINDS: [Activation; 5] =
     [Activation::Relu, Activation::GeluTanh, Activation::GeluErf, Activation::Silu, Activation::Tanh];
@@ -25,19 +26,25 @@ fn tensor<D: Device>(d: &D, what: u64, rows: usize, columns: usize) -> Tensor<D>
     Tensor::from_values(d, rows, columns, &draw(&[what, rows as u64, columns as u64], rows * columns))
 }
 
-#[test]
-fn dropout_has_the_bits_of_the_generator() {
+fn draws_agree<D: Device>(device: &D) {
     for (rows, width) in SHAPES {
         let d = Dropout::new(key(&[1, rows as u64]), 0.4).unwrap();
-        for descending in [false, true] {
-            let device = OnHost::device(Storage::F32, descending);
-            let mut x = Tensor::from_values(&device, rows, width, &vec![1.0; rows * width]);
-            device.dropout(x.view_mut(), width, d);
-            for (i, v) in x.to_vec(&device).iter().enumerate() {
-                let want = d.factor(d.row(i / width), (i % width) as u32);
-                assert_eq!(v.to_bits(), want.to_bits(), "{rows} x {width}: element {i}");
-            }
+        let mut x = Tensor::from_values(device, rows, width, &vec![1.0; rows * width]);
+        device.dropout(x.view_mut(), width, d);
+        for (i, v) in x.to_vec(device).iter().enumerate() {
+            let want = d.factor(d.row(i / width), (i % width) as u32);
+            assert_eq!(v.to_bits(), want.to_bits(), "{rows} x {width}: element {i}");
         }
+    }
+}
+
+#[test]
+fn dropout_has_the_bits_of_the_generator() {
+    if gpu::wanted() {
+        return draws_agree(&gpu::device(Factors::F32));
+    }
+    for descending in [false, true] {
+        draws_agree(&OnHost::device(Storage::F32, descending));
     }
 }
 

@@ -311,7 +311,8 @@ fn xtr(
         let own = shape.queries[q as usize];
         let dot = |i: u32, j: u32| -> f64 {
             let (i, j) = (i as usize * width, j as usize * width);
-            (0..width).map(|k| queries[i + k] * documents[j + k]).sum()
+            // 0 for -0: they are equal products.
+            (0..width).map(|k| queries[i + k] * documents[j + k]).sum::<f64>() + 0.0
         };
         let (mut sum, mut rows) = (0.0, Vec::new());
         for i in own.start..own.end {

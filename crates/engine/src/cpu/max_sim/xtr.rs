@@ -57,6 +57,8 @@ pub fn forward(
                 let (a, b) = (operand(queries, own, width), operand(documents, rows, width).t());
                 // SAFETY: the operands are slices; `block` is as large as their product.
                 unsafe { product_raw(how, a, b, block.as_mut_ptr(), columns, false) };
+                // 0 for -0: they are equal products, whichever a sum of no size came out as.
+                block.iter_mut().for_each(|v| *v += 0.0);
             }
         }
         let mut of_pairs = vec![(0f64, 0usize); pairs.len()];
@@ -102,6 +104,21 @@ pub fn forward(
 #[cfg(test)]
 mod tests {
     use super::bar;
+    use crate::device::MaxSimShape;
+    use crate::{Cpu, Device, EncoderKernels, Reference, Span, Tensor};
+
+    #[test]
+    fn zeros_are_equal_whatever_their_signs() {
+        fn best<D: Device>(d: &D) -> Vec<u32> {
+            let of = |n| vec![Span { start: 0, end: n }];
+            let shape = MaxSimShape { retrieved: 1, ..MaxSimShape::all(of(1), of(4)) };
+            let query = Tensor::from_values(d, 1, 1, &[1.0]);
+            let document = Tensor::from_values(d, 4, 1, &[-1.0, -0.0, 0.0, -0.0]);
+            let mut scores = Tensor::zeros(d, 1, 1);
+            EncoderKernels::max_sim(d, query.view(), document.view(), 1, &shape, scores.view_mut())
+        }
+        assert_eq!((best(&Cpu::new(1).unwrap()), best(&Reference)), (vec![1], vec![1]));
+    }
 
     #[test]
     fn the_bar_is_the_last_that_counts() {
