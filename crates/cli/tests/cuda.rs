@@ -74,11 +74,25 @@ fn ranks_have_a_gpu_each_and_the_bits_of_one() {
         .finish()
     };
     let of = |name: &str| bits(&place.run_dir(name), "step-4");
-    for (name, more) in [("many", &[][..]), ("split", &["--shard", "optimizer"])] {
+    for (name, more) in
+        [("many", &["--reproducible"][..]), ("split", &["--reproducible", "--shard", "optimizer"])]
+    {
         let ends = ranks(name, more, &[]);
         assert!(ends.iter().all(|e| e.code == Some(0)), "{}\n{}", ends[0].stderr, ends[1].stderr);
         assert!(of(name) == of("one"), "{name}: other bits than one rank's");
     }
+    // NCCL: another order of sums, the same mathematics; again the same bits for the same ranks.
+    let ends = ranks("nccl", &[], &[]);
+    assert!(ends.iter().all(|e| e.code == Some(0)), "{}\n{}", ends[0].stderr, ends[1].stderr);
+    assert!(ends[0].stderr.contains("gradients are added by NCCL"), "{}", ends[0].stderr);
+    let (ours, theirs) = (loss_of(&place, "nccl"), loss_of(&place, "one"));
+    assert!(
+        ours.len() == 4 && ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= 1e-4 * b),
+        "{ours:?} {theirs:?}"
+    );
+    let ends = ranks("nccl-split", &["--shard", "optimizer"], &[]);
+    assert!(ends.iter().all(|e| e.code == Some(0)), "{}\n{}", ends[0].stderr, ends[1].stderr);
+    assert!(of("nccl-split") == of("nccl"), "other bits where the moments are shared out");
     // A GPU that fails on rank 1: both end, and both say whose it was.
     let ends = ranks("failed", &[], &[("FAKE_GPU_FAIL", "adam:2")]);
     assert!(ends.iter().all(|e| e.code != Some(0)), "{}", ends[0].stderr);
@@ -97,6 +111,28 @@ fn ranks_have_a_gpu_each_and_the_bits_of_one() {
     .finish();
     assert!(ends[2].stderr.contains("3 ranks on this host and 2 GPUs"), "{}", ends[2].stderr);
     assert!(ends.iter().all(|e| e.code != Some(0)));
+}
+
+/// Whoever waits for a rank inside NCCL hears nothing of its end by itself.
+#[test]
+fn a_rank_that_is_killed_ends_those_that_wait_for_it_in_nccl() {
+    let place = Place::new();
+    let flags = ["--device", "cuda", "--micro_batch_size", "1", "--total_steps", "1000"];
+    let mut ranks = start(&place.path(""), 2, |_| {
+        let mut command = beside(&place, place.command("lost", &flags));
+        command.env("FAKE_GPU_COUNT", "2");
+        command
+    });
+    let run = place.run_dir("lost");
+    assert!(ranks.wait_for(|| losses(&run).len() >= 3), "{}", ranks.talk());
+    ranks.children[1].kill().unwrap();
+    let ends = ranks.finish();
+    assert!(
+        ends[0].stderr.contains("rank 1 on host") && ends[0].stderr.contains("was lost"),
+        "{}",
+        ends[0].stderr
+    );
+    assert_eq!(ends[0].code, Some(76), "{}", ends[0].stderr);
 }
 
 #[test]

@@ -117,6 +117,17 @@ impl<R: Driver> Device for Cuda<R> {
             self.write(target, &values);
         }
     }
+    fn sums(&self) -> bool {
+        self.pool.driver.sums()
+    }
+    fn sum(&self, target: ViewMut<'_, Self>) {
+        if target.len > 0 {
+            self.done(self.pool.driver.sum(target.at(), target.len));
+        }
+    }
+    fn end_sums(&self) {
+        self.done(self.pool.driver.end_sums());
+    }
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64> {
         self.read(source).iter().map(|&v| v as f64).collect()
     }

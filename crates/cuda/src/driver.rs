@@ -211,6 +211,25 @@ pub trait Driver: Send + Sync + 'static {
     /// Waits until all work so far is done.
     ///
     /// # Errors
-    /// What an earlier launch did wrong.
+    /// What an earlier launch did wrong; a rank that this one sums with was lost.
     fn wait(&self) -> Result<(), Fault>;
+    /// Whether there are other ranks to sum with ([`Driver::sum`]).
+    fn sums(&self) -> bool {
+        false
+    }
+    /// Begins to sum so many f32 over all ranks, in place, after all work so far and beside what comes next, in the order of the calls, which
+    /// is the same on all ranks.
+    ///
+    /// # Errors
+    /// As [`Driver::allocate`].
+    fn sum(&self, _at: Address, _len: usize) -> Result<(), Fault> {
+        Err(Fault("there is no rank to sum with".into()))
+    }
+    /// What is asked for from now on comes after all sums so far.
+    ///
+    /// # Errors
+    /// As [`Driver::allocate`].
+    fn end_sums(&self) -> Result<(), Fault> {
+        Ok(())
+    }
 }

@@ -237,6 +237,14 @@ pub trait Device: EncoderKernels + Clone + Send + Sync + Sized + 'static {
     fn show(&self, _source: View<'_, Self>, _shared: &Shared<Self::Element>, _start: usize) {}
     /// Makes what was done in shared memory the stretch's content.
     fn take_back(&self, _shared: Shared<Self::Element>, _target: ViewMut<'_, Self>) {}
+    /// Whether devices of several ranks sum among themselves, in an order of their own ([`Device::sum`]).
+    fn sums(&self) -> bool {
+        false
+    }
+    /// Begins to sum a stretch over the ranks, in place, beside what comes next; all ranks sum the same stretches in one order.
+    fn sum(&self, _target: ViewMut<'_, Self>) {}
+    /// What comes next comes after all sums so far.
+    fn end_sums(&self) {}
     /// Copies values out at full precision.
     fn read_f64(&self, source: View<'_, Self>) -> Vec<f64>;
     /// Waits until all kernels so far are done: who takes the time needs it, nobody else.

@@ -42,13 +42,18 @@ pub fn train_run_on<D: RankDevice, T: Task<D>>(
     progress: bool,
     signals: &Signals,
 ) -> Result<RunOutcome, TrainError> {
+    // A device that waited for a rank which is gone knows less of it than the ranks do.
+    let lost = |error| match (&error, world.check()) {
+        (TrainError::Device(_), Err(known)) => TrainError::Ranks(known),
+        _ => error,
+    };
     if !world.is_main() {
-        return go(options, world, device, None, false, signals);
+        return faults(|| go(options, world, device, None, false, signals)).map_err(lost);
     }
     let folder = setup::open_folder(options)?;
     log_to(&folder.dir)?;
     // A fault of the device is an error here already, so that it is noted in the folder.
-    let outcome = faults(|| go(options, world, device, Some(&folder), progress, signals));
+    let outcome = faults(|| go(options, world, device, Some(&folder), progress, signals)).map_err(lost);
     if world.size() == 1 {
         return outcome.inspect_err(|error| note_failure(&error.to_string()));
     }

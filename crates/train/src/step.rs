@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tercio_comm::World;
 use tercio_data::shuffle::UpdateExamples;
-use tercio_engine::device::Shared;
 use tercio_engine::memory::{OutOfMemory, caught};
 use tercio_engine::{Arena, Buckets, Device, Draw};
 
@@ -17,6 +16,7 @@ use crate::optimizer::Optimizer;
 use crate::options::{BatchPlan, OptimOptions};
 use crate::ranks::RankDevice;
 use crate::ranks::deal::own_shards;
+use crate::ranks::exchange::Exchange;
 use crate::ranks::message::{After, Before, FirstPass, strongest};
 use crate::ranks::parts::Parts;
 use crate::ranks::spans::{Kind, Spans};
@@ -364,20 +364,15 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         }
         self.sum.clear();
         let mut gradients = self.sum.arena(self.objective.layout());
-        let shared = self.shared(&mut gradients);
-        let (data, len) = (shared.pointer(), gradients.len());
-        let (buckets, leave) = (&self.parts.buckets, self.parts.leave());
-        // SAFETY: arena and shared memory are not touched before `finish` returns, and not freed before the reduction is.
-        let reduction = unsafe { self.world.start_reduction(data, len, buckets, leave, D::BLOCK, false) }?;
-        spans.of(Kind::Waiting, || reduction.finish())?;
-        self.device.take_back(shared, gradients.all_mut());
+        // SAFETY: the arena is not touched before `finish` returns, and not freed: it is dropped after the exchange on every way out.
+        let exchange =
+            unsafe { Exchange::begin(&self.world, &self.device, &self.parts, &mut gradients, false) }?;
+        if self.device.sums() {
+            (0..self.parts.buckets.len()).for_each(|i| exchange.ready(i, &mut gradients));
+        }
+        spans.of(Kind::Waiting, || exchange.finish(&mut gradients))?;
         let shards = after.losses.len();
         Ok(Computed { gradients, after, shards })
-    }
-
-    /// Memory of gradients that this rank shares with the others; alone it needs none.
-    fn shared(&self, gradients: &mut Arena<D>) -> Shared<D::Element> {
-        if self.world.size() == 1 { Shared::nowhere() } else { self.device.shared(gradients.all_mut()) }
     }
 
     /// The last shard: as its backward is done with a stretch of the gradients, the sum over groups is finished there and
@@ -393,19 +388,14 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         spans: &mut Spans,
     ) -> Result<Computed<D>, TrainError> {
         let mut waiting = self.sum.waiting();
-        let shared = self.shared(waiting.sum().unwrap_or(&mut last));
-        let (data, len) = (shared.pointer(), last.len());
-        let (buckets, leave) = (&self.parts.buckets, self.parts.leave());
-        // SAFETY: arenas and shared memory live until `finish` has returned (on every way out they are dropped after the reduction is).
+        let (sum, buckets) = (waiting.sum().unwrap_or(&mut last), &self.parts.buckets);
+        // SAFETY: both arenas live until `finish` has returned (on every way out they are dropped after the exchange is).
         // A bucket is not touched after `ready`: backward is done with it, and it was added to all that wait before.
-        let reduction = unsafe { self.world.start_reduction(data, len, buckets, leave, D::BLOCK, true) }?;
+        let exchange = unsafe { Exchange::begin(&self.world, &self.device, &self.parts, sum, true) }?;
         let mut done = 0;
-        let device = &self.device;
         let mut ready = |i: usize, gradients: &mut Arena<D>| {
             waiting.add(gradients, buckets[i].clone());
-            let sum = waiting.sum().unwrap_or(gradients);
-            device.show(sum.range(buckets[i].clone()), &shared, buckets[i].start);
-            reduction.ready(i);
+            exchange.ready(i, waiting.sum().unwrap_or(gradients));
             done = i + 1;
         };
         let told = Buckets { ranges: buckets, ready: &mut ready };
@@ -417,12 +407,9 @@ impl<'a, D: RankDevice, O: Objective<D>> Stepper<'a, D, O> {
         // What an objective did not tell of is ready now.
         for (i, bucket) in buckets.iter().enumerate().skip(done) {
             waiting.add(&last, bucket.clone());
-            let sum = waiting.sum().unwrap_or(&mut last);
-            self.device.show(sum.range(bucket.clone()), &shared, bucket.start);
-            reduction.ready(i);
+            exchange.ready(i, waiting.sum().unwrap_or(&mut last));
         }
-        spans.of(Kind::Waiting, || reduction.finish())?;
-        self.device.take_back(shared, waiting.sum().unwrap_or(&mut last).all_mut());
+        spans.of(Kind::Waiting, || exchange.finish(waiting.sum().unwrap_or(&mut last)))?;
         let shards = after.losses.len();
         Ok(Computed { gradients: self.sum.settle(last, waiting), after, shards })
     }

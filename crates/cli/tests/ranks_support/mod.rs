@@ -98,7 +98,7 @@ impl Ranks {
             assert!(Instant::now() < end, "not all ended: {codes:?}\n{}", self.talk());
             std::thread::sleep(Duration::from_millis(5));
         }
-        let read = |path: &PathBuf| std::fs::read_to_string(path).unwrap();
+        let read = |path: &PathBuf| String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
         let texts = self.logs.iter().map(read).zip(self.out.iter().map(read));
         let ends: Vec<End> = codes
             .into_iter()

@@ -1,12 +1,14 @@
 //! The driver of a real GPU: NVIDIA's libraries, found when it is opened, one context, one stream.
 
 mod compile;
+pub mod nccl;
 mod product;
 mod staging;
 
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{result, sys};
 use result::DriverError;
@@ -15,11 +17,17 @@ use tercio_engine::Fault;
 
 use crate::driver::{Address, Argument, Driver, Factors, Launch, Product};
 use crate::sources;
+use nccl::Communicator;
 use product::{Products, WORKSPACE};
 use staging::Staging;
 
 /// The least compute capability that kernels are built and checked for: Ampere's.
 const LEAST: (i32, i32) = (8, 0);
+
+/// How often a rank that waits with others looks whether they are still there.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long a rank waits without rest.
+const SHORT: Duration = Duration::from_micros(200);
 
 /// A GPU.
 pub struct Gpu {
@@ -34,6 +42,8 @@ pub struct Gpu {
     staging: Mutex<Staging>,
     products: Mutex<Products>,
     workspace: sys::CUdeviceptr,
+    /// The ranks that this one sums with, if there are any.
+    ranks: Mutex<Option<Communicator>>,
     /// Whether every launch is waited for: an error then names its kernel.
     waits: bool,
 }
@@ -132,6 +142,7 @@ impl Gpu {
             staging,
             products: Mutex::new(products),
             workspace,
+            ranks: Mutex::new(None),
             waits,
         };
         gpu.load(shared)?;
@@ -163,6 +174,57 @@ impl Gpu {
             }
         }
         Ok(())
+    }
+    /// What tells this GPU from all others, on whichever host.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn identity(&self) -> Result<Vec<u8>, Fault> {
+        let identity = result::device::get_uuid(self.device).map_err(|e| self.fault("has no identity", e))?;
+        Ok(identity.bytes.iter().map(|b| *b as u8).collect())
+    }
+    /// Joins the other ranks' GPUs, all at a time: from now on they sum together ([`Driver::sum`]). `lost` is asked while this rank waits.
+    ///
+    /// # Errors
+    /// No NCCL, or what it says.
+    pub fn join(
+        &self,
+        meeting: nccl::Meeting,
+        rank: usize,
+        ranks: usize,
+        lost: nccl::Lost,
+    ) -> Result<(), Fault> {
+        self.here()?;
+        *locked(&self.ranks) = Some(Communicator::new(meeting, rank, ranks, lost)?);
+        Ok(())
+    }
+    /// Waits for the stream; with other ranks not blindly.
+    fn settle(&self) -> Result<(), Fault> {
+        let ranks = locked(&self.ranks);
+        let Some(ranks) = &*ranks else {
+            // SAFETY: the stream lives.
+            return unsafe { result::stream::synchronize(self.stream) }.map_err(|e| self.fault("failed", e));
+        };
+        let since = Instant::now();
+        let mut looked = since;
+        loop {
+            // SAFETY: the stream lives.
+            match unsafe { sys::cuStreamQuery(self.stream) } {
+                sys::CUresult::CUDA_SUCCESS => return Ok(()),
+                sys::CUresult::CUDA_ERROR_NOT_READY => {}
+                error => return Err(self.fault("failed", DriverError(error))),
+            }
+            if looked.elapsed() > LOOK {
+                ranks.look_around()?;
+                looked = Instant::now();
+            }
+            // Most waits are short; a long one leaves the core to others.
+            if since.elapsed() > SHORT {
+                std::thread::sleep(SHORT / 4);
+            } else {
+                std::hint::spin_loop();
+            }
+        }
     }
     /// Makes the context that of this thread.
     fn here(&self) -> Result<(), Fault> {
@@ -276,8 +338,18 @@ impl Driver for Gpu {
     }
     fn wait(&self) -> Result<(), Fault> {
         self.here()?;
-        // SAFETY: the stream lives.
-        unsafe { result::stream::synchronize(self.stream) }.map_err(|e| self.fault("failed", e))
+        self.settle()
+    }
+    fn sums(&self) -> bool {
+        locked(&self.ranks).is_some()
+    }
+    fn sum(&self, at: Address, len: usize) -> Result<(), Fault> {
+        self.here()?;
+        locked(&self.ranks).as_ref().map_or(Ok(()), |ranks| ranks.sum(at, len, self.stream))
+    }
+    fn end_sums(&self) -> Result<(), Fault> {
+        self.here()?;
+        locked(&self.ranks).as_ref().map_or(Ok(()), |ranks| ranks.end(self.stream))
     }
 }
 
@@ -288,7 +360,10 @@ impl Drop for Gpu {
         }
         // A GPU that does not answer any more has nothing to close. SAFETY: nothing is used after this.
         unsafe {
-            let _ = result::stream::synchronize(self.stream);
+            let _ = self.settle();
+            if let Some(ranks) = &mut *locked(&self.ranks) {
+                ranks.release();
+            }
             locked(&self.products).release();
             locked(&self.staging).release();
             let _ = result::free_sync(self.workspace);

@@ -1,4 +1,4 @@
-// A GPU that is the host: the functions of libcuda, libcublasLt and libnvrtc that Tercio calls, under NVIDIA's names, so that the
+// A GPU that is the host: the functions of libcuda, libcublasLt, libnvrtc and libnccl that Tercio calls, under NVIDIA's names, so that the
 // real driver layer and the real binary run without a GPU. Kernels are those of kernels/, run by the shim (kernels/host.cpp).
 //
 // It is stricter than a GPU where that finds mistakes: what a stream is asked for happens only when somebody waits for it, so who
@@ -7,6 +7,8 @@
 // not given back ends the program. The environment says how it is: FAKE_GPU_COUNT, FAKE_GPU_MEMORY (bytes),
 // FAKE_GPU_CAPABILITY (90), FAKE_GPU_FAIL (KERNEL:N: launch N of that kernel, from 1, reaches an illegal address),
 // FAKE_GPU_LACKS (products or compiler: that library's first function fails).
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +18,12 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 extern "C" int host_sizes(const char *name, std::uint64_t *sizes, unsigned room);
 extern "C" const char *host_launch(const char *name, const unsigned grid[3], unsigned threads, std::uint64_t dynamic,
@@ -25,12 +32,14 @@ extern "C" const char *host_launch(const char *name, const unsigned grid[3], uns
 namespace {
 
 using Address = unsigned long long;
-enum : int { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL = 700 };
+enum : int { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL = 700 };
 
-std::recursive_mutex lock;
-std::map<Address, std::size_t> memory;
-std::map<std::string, int> launches;
-std::deque<std::function<int()>> stream;
+// Never destroyed: the thread that works the stream off outlives main.
+std::recursive_mutex &lock = *new std::recursive_mutex;
+std::condition_variable_any &changed = *new std::condition_variable_any;
+std::map<Address, std::size_t> &memory = *new std::map<Address, std::size_t>;
+std::map<std::string, int> &launches = *new std::map<std::string, int>;
+std::deque<std::function<int()>> &stream = *new std::deque<std::function<int()>>;
 std::size_t taken = 0;
 int sticky = OK, users = 0, staged = 0;
 thread_local bool current = false;
@@ -50,6 +59,7 @@ std::size_t number(const char *name, std::size_t otherwise) {
 
 // Whether bytes lie within one allocation.
 bool within(Address at, std::size_t bytes) {
+    std::lock_guard<std::recursive_mutex> held(lock);
     auto next = memory.upper_bound(at);
     if (next == memory.begin())
         return false;
@@ -57,12 +67,45 @@ bool within(Address at, std::size_t bytes) {
     return at + bytes <= start + size;
 }
 
-int run() {
-    while (!stream.empty() && sticky == OK) {
-        sticky = stream.front()();
+// All streams are one queue, which a thread of its own works off when somebody looks or waits.
+bool wanted = false, busy = false;
+
+void work() {
+    std::unique_lock<std::recursive_mutex> held(lock);
+    for (;;) {
+        changed.wait(held, [] { return wanted && !stream.empty(); });
+        auto next = std::move(stream.front());
         stream.pop_front();
+        busy = true;
+        held.unlock();
+        int end = next();
+        held.lock();
+        busy = false;
+        if (end != OK)
+            sticky = end;
+        if (sticky != OK)
+            stream.clear();
+        if (stream.empty())
+            wanted = false;
+        changed.notify_all();
     }
-    stream.clear();
+}
+// Begins what is queued; whether all is done.
+bool look() {
+    static std::thread worker = [] {
+        std::thread thread(work);
+        thread.detach();
+        return std::thread();
+    }();
+    if (!stream.empty()) {
+        wanted = true;
+        changed.notify_all();
+    }
+    return stream.empty() && !busy;
+}
+// With the lock held once.
+int run() {
+    changed.wait(lock, [] { return look(); });
     return sticky;
 }
 
@@ -134,6 +177,16 @@ EXPORT int cuStreamDestroy_v2(void *) { return OK; }
 EXPORT int cuStreamSynchronize(void *) {
     WITH_CONTEXT;
     return run();
+}
+EXPORT int cuStreamQuery(void *) {
+    WITH_CONTEXT;
+    return look() ? sticky : int(NOT_READY);
+}
+EXPORT int cuStreamWaitEvent(void *, void *, unsigned) { return OK; }
+EXPORT int cuDeviceGetUuid_v2(void *uuid, int device) {
+    std::memset(uuid, 0, 16);
+    std::memcpy(uuid, &device, sizeof device);
+    return OK;
 }
 EXPORT int cuEventCreate(void **event, unsigned) {
     *event = new bool(false);
@@ -465,3 +518,86 @@ EXPORT int nvrtcGetCUBIN(void *program, char *code) {
     std::memcpy(code + 4, name.data(), name.size());
     return OK;
 }
+
+// NCCL: ranks meet in a file of shared memory; whoever waits for a rank that is gone waits until it is told to stop.
+
+namespace {
+constexpr std::size_t MOST = 4 << 20; // floats of a sum
+struct Meeting {
+    std::atomic<unsigned> arrived, left, round;
+    float values[]; // MOST for each rank
+};
+struct Communicator {
+    Meeting *meeting;
+    unsigned ranks, rank, rounds = 0;
+    std::atomic<bool> stopped{false};
+
+    // Until all have come this far.
+    bool meet(std::atomic<unsigned> &count) {
+        unsigned all = ++rounds * ranks;
+        count.fetch_add(1);
+        while (count.load() < all)
+            if (stopped.load())
+                return false;
+            else
+                std::this_thread::yield();
+        return true;
+    }
+};
+struct Id {
+    char bytes[128];
+};
+} // namespace
+
+EXPORT int ncclGetUniqueId(Id *id) {
+    std::memset(id, 0, sizeof *id);
+    std::snprintf(id->bytes, sizeof id->bytes, "/tmp/fake-nccl-%d-%u", int(getpid()), unsigned(time(nullptr)));
+    return OK;
+}
+EXPORT int ncclCommInitRank(void **out, int ranks, Id id, int rank) {
+    std::size_t bytes = sizeof(Meeting) + std::size_t(ranks) * MOST * sizeof(float);
+    int file = open(id.bytes, O_RDWR | O_CREAT, 0600);
+    if (file < 0 || ftruncate(file, off_t(bytes)) != 0)
+        return 2;
+    void *shared = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    auto *c = new Communicator{static_cast<Meeting *>(shared), unsigned(ranks), unsigned(rank)};
+    if (!c->meet(c->meeting->arrived))
+        return 2;
+    c->rounds = 0;
+    unlink(id.bytes);
+    *out = c;
+    return OK;
+}
+EXPORT int ncclAllReduce(const void *from, void *to, std::size_t count, int type, int operation, void *communicator, void *) {
+    WITH_CONTEXT;
+    if (type != 7 || operation != 0 || from != to || count > MOST)
+        return 4; // ncclInvalidArgument
+    auto *c = static_cast<Communicator *>(communicator);
+    return later([=] {
+        if (!within(Address(to), count * sizeof(float)))
+            return int(ILLEGAL);
+        float *all = c->meeting->values;
+        std::memcpy(all + c->rank * MOST, to, count * sizeof(float));
+        if (!c->meet(c->meeting->left))
+            return int(OK);
+        // From the last to the first: another order than Tercio's own.
+        for (std::size_t i = 0; i < count; i++) {
+            float sum = 0;
+            for (unsigned r = c->ranks; r-- > 0;)
+                sum += all[r * MOST + i];
+            static_cast<float *>(to)[i] = sum;
+        }
+        return c->meet(c->meeting->left), int(OK);
+    });
+}
+EXPORT int ncclCommAbort(void *communicator) {
+    static_cast<Communicator *>(communicator)->stopped = true;
+    return OK;
+}
+EXPORT int ncclCommDestroy(void *) { return OK; }
+EXPORT int ncclCommGetAsyncError(void *, int *error) {
+    *error = OK;
+    return OK;
+}
+EXPORT const char *ncclGetErrorString(int) { return "fake NCCL's error"; }

@@ -161,7 +161,7 @@ pub fn fake_gpu() -> PathBuf {
     if !folder.join("libnvrtc.so").exists() {
         let part = folder.with_extension(format!("{}.part", std::process::id()));
         std::fs::create_dir_all(&part).expect("a folder of the build");
-        for name in ["libcuda.so", "libcublasLt.so", "libnvrtc.so"] {
+        for name in ["libcuda.so", "libcublasLt.so", "libnvrtc.so", "libnccl.so.2"] {
             std::os::unix::fs::symlink(&library, part.join(name)).expect("a link");
         }
         // Another process may have been first.

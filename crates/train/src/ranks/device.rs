@@ -2,7 +2,8 @@
 
 use tercio_comm::World;
 use tercio_cuda::driver::Factors;
-use tercio_cuda::{Cuda, Driver, Gpu, Pool, gpu};
+use tercio_cuda::gpu::{self, nccl};
+use tercio_cuda::{Cuda, Driver, Gpu, Pool};
 use tercio_engine::memory::human;
 use tercio_engine::{Cpu, Fault, fault};
 
@@ -84,10 +85,51 @@ pub fn open_device(
     let place = world.place();
     let ordinal = ordinal(options.device, place.local_rank, place.local_size, found?)?;
     let gpu = Gpu::open(ordinal, factors)?;
+    join_gpus(world, &gpu, options.reproducible)?;
     let room = gpu.room().unwrap_or(u64::MAX);
     let limit = options.device_memory.map_or(room - room / 16, |gib| (gib * (1u64 << 30) as f64) as u64);
     tracing::info!("computing on {}, {} for tensors at most", gpu.name(), human(limit));
     Ok(AnyDevice::Cuda(Cuda::new(Pool::new(gpu, limit))))
+}
+
+/// Lets the GPUs of all ranks sum gradients among themselves, where every rank has a GPU of its own and NCCL, and bits need not be those
+/// of one rank.
+fn join_gpus(world: &World, gpu: &Gpu, reproducible: bool) -> Result<(), TrainError> {
+    if world.size() == 1 {
+        return Ok(());
+    }
+    let host = world.hosts().swap_remove(world.rank());
+    let identity = [&[u8::from(nccl::is_present())][..], &gpu.identity()?, host.as_bytes()];
+    let all = world.all_gather_bytes(identity.concat())?;
+    let host_of = |why: &str| {
+        let order =
+            "gradients are added through the hosts' memory, in the order that gives the bits of one rank";
+        if world.is_main() {
+            tracing::info!("{order}{why}");
+        }
+        Ok(())
+    };
+    let shares = (1..all.len()).any(|r| all[..r].contains(&all[r]));
+    match () {
+        () if reproducible => return host_of(""),
+        () if shares => return host_of(": ranks share a GPU, which NCCL does not take"),
+        () if all.iter().any(|a| a.first() != Some(&1)) => {
+            return host_of(": NCCL (libnccl.so.2) is not found");
+        }
+        () => {}
+    }
+    let made = if world.is_main() { nccl::meeting()?.0.to_vec() } else { Vec::new() };
+    let id = world.all_gather_bytes(made)?.swap_remove(0);
+    let id = id.try_into().map_err(|_| TrainError::Unusable("rank 0 made no meeting of NCCL's".into()))?;
+    let known = world.clone();
+    let lost = Box::new(move || known.check().err().map(|error| error.to_string()));
+    gpu.join(nccl::Meeting(id), world.rank(), world.size(), lost)?;
+    if world.is_main() {
+        tracing::info!(
+            "gradients are added by NCCL, in its own order; --reproducible gives the bits of one rank"
+        );
+    }
+    Ok(())
 }
 
 /// The number of this rank's GPU among the `found` that it sees. A scheduler that gives each rank its own shows it that one only.
@@ -127,7 +169,12 @@ mod tests {
             return;
         }
         let open = |text: &str, tf32| {
-            let options = DeviceOptions { device: text.parse().unwrap(), device_memory: None, tf32 };
+            let options = DeviceOptions {
+                device: text.parse().unwrap(),
+                device_memory: None,
+                reproducible: false,
+                tf32,
+            };
             open_device(&World::alone(), 1, Precision::F32, &options)
         };
         assert!(matches!(open("cpu", false), Ok(AnyDevice::Cpu(_))));

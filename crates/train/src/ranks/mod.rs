@@ -7,6 +7,7 @@ pub mod answers;
 pub mod corpus;
 pub mod deal;
 pub mod device;
+pub mod exchange;
 pub mod in_order;
 pub mod message;
 pub mod options;

@@ -155,6 +155,15 @@ impl<D: Device> Device for Profiled<D> {
     fn arithmetic(&self) -> String {
         self.inner.arithmetic()
     }
+    fn sums(&self) -> bool {
+        self.inner.sums()
+    }
+    fn sum(&self, target: ViewMut<'_, Self>) {
+        self.inner.sum(target.inner());
+    }
+    fn end_sums(&self) {
+        self.inner.end_sums();
+    }
     fn wait(&self) {
         self.inner.wait();
     }

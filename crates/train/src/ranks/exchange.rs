@@ -1,0 +1,79 @@
+//! The sum of an update's gradients over the ranks, bucket by bucket while the backward pass works on others: along the fixed tree through
+//! the host's memory, or by the devices themselves where they can ([`Device::sums`]).
+
+use std::ops::Range;
+
+use tercio_comm::{CommError, Reduction, World};
+use tercio_engine::device::Shared;
+use tercio_engine::{Arena, Device};
+
+use super::RankDevice;
+use super::parts::Parts;
+
+/// A sum that is under way.
+pub struct Exchange<'a, D: Device> {
+    // Ended before the memory that it works on is freed.
+    reduction: Option<Reduction>,
+    shared: Shared<D::Element>,
+    device: &'a D,
+    buckets: &'a [Range<usize>],
+}
+
+impl<'a, D: RankDevice> Exchange<'a, D> {
+    /// Begins the sum of `gradients`. `present`: whether this rank has anything to add; if not, what they hold does not matter.
+    ///
+    /// # Safety
+    /// `gradients` live until [`Exchange::finish`] has returned, or this was dropped; nobody touches a bucket between
+    /// [`Exchange::ready`] and then.
+    ///
+    /// # Errors
+    /// A rank was lost or failed.
+    pub unsafe fn begin(
+        world: &World,
+        device: &'a D,
+        parts: &'a Parts,
+        gradients: &mut Arena<D>,
+        present: bool,
+    ) -> Result<Exchange<'a, D>, CommError> {
+        let buckets = &parts.buckets[..];
+        if device.sums() {
+            if !present {
+                device.fill(gradients.all_mut(), 0.0);
+            }
+            return Ok(Exchange { reduction: None, shared: Shared::nowhere(), device, buckets });
+        }
+        let shared = match world.size() {
+            1 => Shared::nowhere(),
+            _ => device.shared(gradients.all_mut()),
+        };
+        let (data, len, leave) = (shared.pointer(), gradients.len(), parts.leave());
+        // SAFETY: the caller's promise; shared memory is freed after the reduction.
+        let reduction = unsafe { world.start_reduction(data, len, buckets, leave, D::BLOCK, present) }?;
+        Ok(Exchange { reduction: Some(reduction), shared, device, buckets })
+    }
+    /// Bucket `i` of the gradients that the sum began with is final on this rank. Every rank says it of all buckets, in their order.
+    pub fn ready(&self, i: usize, gradients: &mut Arena<D>) {
+        let bucket = self.buckets[i].clone();
+        match &self.reduction {
+            None => self.device.sum(gradients.range_mut(bucket)),
+            Some(reduction) => {
+                self.device.show(gradients.range(bucket.clone()), &self.shared, bucket.start);
+                reduction.ready(i);
+            }
+        }
+    }
+    /// Waits for the sum, or makes what comes next wait for it.
+    ///
+    /// # Errors
+    /// A rank was lost or failed.
+    pub fn finish(self, gradients: &mut Arena<D>) -> Result<(), CommError> {
+        match self.reduction {
+            None => self.device.end_sums(),
+            Some(reduction) => {
+                reduction.finish()?;
+                self.device.take_back(self.shared, gradients.all_mut());
+            }
+        }
+        Ok(())
+    }
+}
