@@ -1,7 +1,7 @@
 //! NCCL: sums over the GPUs of all ranks, in NCCL's own order, on a stream of their own beside the kernels.
 //!
-//! A rank that is gone leaves the others waiting inside NCCL, where nobody hears anything; so whoever waits here looks around
-//! ([`Communicator::look_around`]), and gives the communicator up when a rank was lost.
+//! A rank that is gone leaves the others waiting inside NCCL, where nobody hears anything; so whoever waits here looks around,
+//! and gives the communicator up when a rank was lost.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
