@@ -16,17 +16,9 @@ impl<E: Copy + Default> Shared<E> {
         let mut copy = vec![E::default(); len];
         Shared { at: copy.as_mut_ptr(), copy: Some(copy) }
     }
-    /// No memory: for a process that shares with nobody.
-    pub fn nowhere() -> Self {
-        Shared::own(std::ptr::dangling_mut())
-    }
     /// The first element.
     pub fn pointer(&self) -> *mut E {
         self.at
-    }
-    /// Whether it is a copy.
-    pub fn is_copy(&self) -> bool {
-        self.copy.is_some()
     }
     /// Elements of the copy.
     ///

@@ -14,7 +14,7 @@ use super::parts::Parts;
 pub struct Exchange<'a, D: Device> {
     // Ended before the memory that it works on is freed.
     reduction: Option<Reduction>,
-    shared: Shared<D::Element>,
+    shared: Option<Shared<D::Element>>,
     device: &'a D,
     buckets: &'a [Range<usize>],
 }
@@ -36,30 +36,29 @@ impl<'a, D: RankDevice> Exchange<'a, D> {
         present: bool,
     ) -> Result<Exchange<'a, D>, CommError> {
         let buckets = &parts.buckets[..];
-        if device.sums() {
+        if world.size() == 1 || device.sums() {
+            // What no rank has anything to add to is 0.
             if !present {
                 device.fill(gradients.all_mut(), 0.0);
             }
-            return Ok(Exchange { reduction: None, shared: Shared::nowhere(), device, buckets });
+            return Ok(Exchange { reduction: None, shared: None, device, buckets });
         }
-        let shared = match world.size() {
-            1 => Shared::nowhere(),
-            _ => device.shared(gradients.all_mut()),
-        };
+        let shared = device.shared(gradients.all_mut());
         let (data, len, leave) = (shared.pointer(), gradients.len(), parts.leave());
         // SAFETY: the caller's promise; shared memory is freed after the reduction.
         let reduction = unsafe { world.start_reduction(data, len, buckets, leave, D::BLOCK, present) }?;
-        Ok(Exchange { reduction: Some(reduction), shared, device, buckets })
+        Ok(Exchange { reduction: Some(reduction), shared: Some(shared), device, buckets })
     }
     /// Bucket `i` of the gradients that the sum began with is final on this rank. Every rank says it of all buckets, in their order.
     pub fn ready(&self, i: usize, gradients: &mut Arena<D>) {
         let bucket = self.buckets[i].clone();
-        match &self.reduction {
-            None => self.device.sum(gradients.range_mut(bucket)),
-            Some(reduction) => {
-                self.device.show(gradients.range(bucket.clone()), &self.shared, bucket.start);
+        match (&self.reduction, &self.shared) {
+            (Some(reduction), Some(shared)) => {
+                self.device.show(gradients.range(bucket.clone()), shared, bucket.start);
                 reduction.ready(i);
             }
+            // Nothing happens on a rank alone.
+            _ => self.device.sum(gradients.range_mut(bucket)),
         }
     }
     /// Waits for the sum, or makes what comes next wait for it.
@@ -67,12 +66,12 @@ impl<'a, D: RankDevice> Exchange<'a, D> {
     /// # Errors
     /// A rank was lost or failed.
     pub fn finish(self, gradients: &mut Arena<D>) -> Result<(), CommError> {
-        match self.reduction {
-            None => self.device.end_sums(),
-            Some(reduction) => {
+        match (self.reduction, self.shared) {
+            (Some(reduction), Some(shared)) => {
                 reduction.finish()?;
-                self.device.take_back(self.shared, gradients.all_mut());
+                self.device.take_back(shared, gradients.all_mut());
             }
+            _ => self.device.end_sums(),
         }
         Ok(())
     }
