@@ -268,7 +268,11 @@ impl Driver for Gpu {
     }
     fn release(&self, at: Address, _bytes: u64) -> Result<(), Fault> {
         self.here()?;
-        // SAFETY: from `allocate`; the call waits for all work.
+        // The call below waits for all work, and would wait for a lost rank for ever.
+        if self.sums() {
+            self.settle()?;
+        }
+        // SAFETY: from `allocate`.
         unsafe { result::free_sync(at) }.map_err(|e| self.fault("took no memory back", e))
     }
     fn room(&self) -> Option<u64> {
@@ -283,6 +287,10 @@ impl Driver for Gpu {
     }
     fn upload(&self, to: Address, from: &[u8]) -> Result<(), Fault> {
         self.here()?;
+        // As in `release`: where pinned memory has to be waited for, it is done with an eye on the other ranks.
+        if self.sums() && locked(&self.staging).must_wait(from.len()) {
+            self.settle()?;
+        }
         locked(&self.staging)
             .upload(to, from, self.stream)
             .map_err(|e| self.fault("could not be given memory's content", e))

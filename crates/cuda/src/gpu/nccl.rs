@@ -97,6 +97,8 @@ pub(super) struct Communicator {
     ready: sys::CUevent,
     done: sys::CUevent,
     lost: Lost,
+    /// Why it was given up: then there is no communicator any more.
+    over: OnceLock<Fault>,
 }
 
 // SAFETY: used by one thread at a time, behind the lock of the driver.
@@ -119,10 +121,11 @@ impl Communicator {
         // SAFETY: the meeting is of all ranks; `comm` is written.
         let met = unsafe { (f.comm_init_rank)(&mut comm, ranks as c_int, meeting, rank as c_int) };
         f.check(&format!("does not join rank {rank} of {ranks}"), met)?;
-        Ok(Communicator { comm, stream, ready, done, lost })
+        Ok(Communicator { comm, stream, ready, done, lost, over: OnceLock::new() })
     }
     /// Sums `len` floats over all ranks, in place, once the work of `after` so far is done.
     pub(super) fn sum(&self, at: u64, len: usize, after: sys::CUstream) -> Result<(), Fault> {
+        self.alive()?;
         let f = functions().ok_or_else(missing)?;
         let fault = |e: result::DriverError| Fault(format!("no event for NCCL: {}", super::said(e)));
         // SAFETY: streams and events live; the caller's memory.
@@ -146,6 +149,7 @@ impl Communicator {
     }
     /// Gives the communicator up where a rank was lost, or where NCCL says that something went wrong: then nothing waits any more.
     pub(super) fn look_around(&self) -> Result<(), Fault> {
+        self.alive()?;
         let f = functions().ok_or_else(missing)?;
         let mut status = 0;
         // SAFETY: the communicator lives.
@@ -159,13 +163,17 @@ impl Communicator {
                 Err(fault) => fault,
             },
         };
-        // SAFETY: as above; nothing is asked of it any more.
+        // SAFETY: as above; `over` keeps everybody off it from now on.
         unsafe { (f.comm_abort)(self.comm) };
+        let _ = self.over.set(fault.clone());
         Err(fault)
+    }
+    fn alive(&self) -> Result<(), Fault> {
+        self.over.get().map_or(Ok(()), |fault| Err(fault.clone()))
     }
     /// Closes it; all work is done.
     pub(super) fn release(&mut self) {
-        if let Some(f) = functions() {
+        if let (None, Some(f)) = (self.over.get(), functions()) {
             // SAFETY: made in `new`, and not used after this.
             unsafe { (f.comm_destroy)(self.comm) };
         }

@@ -24,6 +24,10 @@ impl Staging {
         let memory = unsafe { result::malloc_host(2 * HALF, 0)? };
         Ok(Staging { memory: memory.cast(), events, half: 0, filled: 0 })
     }
+    /// Whether so many bytes need memory that the GPU may still be reading.
+    pub(super) fn must_wait(&self, bytes: usize) -> bool {
+        self.filled + bytes > HALF
+    }
     /// Copies to the GPU, in the order of the stream.
     pub(super) fn upload(
         &mut self,
