@@ -6,7 +6,7 @@ use crate::error::TrainError;
 use crate::objective::Objective;
 use crate::on_device;
 use crate::options::TrainOptions;
-use crate::ranks::device::{faults, open_device};
+use crate::ranks::device::{faults, open_device_to_train};
 use crate::ranks::setup::open_run_among;
 use crate::ranks::{RankDevice, deal, start};
 use crate::run::{Signals, log_to, note_failure};
@@ -27,8 +27,13 @@ pub fn train_run<T: AnyTask>(
     signals: &Signals,
 ) -> Result<RunOutcome, TrainError> {
     start::compare_settings(world, &setup::config_table(options)?)?;
-    let device = open_device(world, threads, options.compute.get(), &options.device)?;
-    on_device!(&device, |device| train_run_on(options, world, device, progress, signals))
+    let device = open_device_to_train(world, threads, options.compute.get(), &options.device)?;
+    let outcome = on_device!(&device, |device| train_run_on(options, world, device, progress, signals));
+    if let Err(error @ (TrainError::Device(_) | TrainError::OutOfMemory(_))) = &outcome {
+        // Before the device is given back, which may wait for the others: they are not to wait for this rank.
+        world.fail(&error.to_string());
+    }
+    outcome
 }
 
 /// As [`train_run`], on a device of the caller's, which is of the same kind on all ranks.

@@ -34,6 +34,9 @@ pub struct Gpu {
     name: String,
     factors: Factors,
     architecture: String,
+    /// Multiprocessors, and the version of cuBLASLt: products are cut up by them.
+    processors: i32,
+    library: usize,
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
@@ -134,6 +137,9 @@ impl Gpu {
             name: format!("GPU {ordinal} ({name})"),
             factors,
             architecture,
+            processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            // SAFETY: asks for a number.
+            library: unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() },
             device,
             context,
             stream,
@@ -208,11 +214,15 @@ impl Gpu {
         let since = Instant::now();
         let mut looked = since;
         loop {
-            // SAFETY: the stream lives.
-            match unsafe { sys::cuStreamQuery(self.stream) } {
-                sys::CUresult::CUDA_SUCCESS => return Ok(()),
-                sys::CUresult::CUDA_ERROR_NOT_READY => {}
-                error => return Err(self.fault("failed", DriverError(error))),
+            // NCCL's stream too: what gives memory back waits for all.
+            // SAFETY: the streams live.
+            let states = [self.stream, ranks.stream()].map(|stream| unsafe { sys::cuStreamQuery(stream) });
+            let (idle, busy) = (sys::CUresult::CUDA_SUCCESS, sys::CUresult::CUDA_ERROR_NOT_READY);
+            if let Some(error) = states.into_iter().find(|s| *s != idle && *s != busy) {
+                return Err(self.fault("failed", DriverError(error)));
+            }
+            if states == [idle, idle] {
+                return Ok(());
             }
             if looked.elapsed() > LOOK {
                 ranks.look_around()?;
@@ -252,7 +262,8 @@ impl Driver for Gpu {
             Factors::Tf32 => "tf32",
             Factors::Bf16 => "bf16",
         };
-        format!("f32 on {}, products of {factors} by cuBLASLt", self.architecture)
+        let Gpu { architecture, processors, library, .. } = self;
+        format!("f32 on {architecture} of {processors}, products of {factors} by cuBLASLt {library}")
     }
     fn factors(&self) -> Factors {
         self.factors
@@ -297,6 +308,10 @@ impl Driver for Gpu {
     }
     fn download(&self, from: Address, to: &mut [u8]) -> Result<(), Fault> {
         self.here()?;
+        // A copy into memory that is not pinned comes back when it is done: with other ranks the waiting is done before, not blindly.
+        if self.sums() {
+            self.settle()?;
+        }
         // SAFETY: the caller's memory; it is waited for.
         unsafe { result::memcpy_dtoh_async(to, from, self.stream) }
             .map_err(|e| self.fault("could not give memory's content", e))?;
@@ -368,9 +383,9 @@ impl Drop for Gpu {
         }
         // A GPU that does not answer any more has nothing to close. SAFETY: nothing is used after this.
         unsafe {
-            let _ = self.settle();
+            let settled = self.settle();
             if let Some(ranks) = &mut *locked(&self.ranks) {
-                ranks.release();
+                ranks.release(settled.is_ok());
             }
             locked(&self.products).release();
             locked(&self.staging).release();

@@ -115,7 +115,10 @@ impl Communicator {
         let f = functions().ok_or_else(missing)?;
         let fault = |e: result::DriverError| Fault(format!("no stream for NCCL: {}", super::said(e)));
         let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(fault);
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(fault)?;
+        // Before the kernels: a sum that begins late is a sum that is waited for.
+        let kind = result::stream::StreamKind::NonBlocking;
+        let (_, most) = result::stream::get_priority_range().map_err(fault)?;
+        let stream = result::stream::create_with_priority(kind, most).map_err(fault)?;
         let (ready, done) = (event()?, event()?);
         let mut comm = std::ptr::null_mut();
         // SAFETY: the meeting is of all ranks; `comm` is written.
@@ -171,11 +174,17 @@ impl Communicator {
     fn alive(&self) -> Result<(), Fault> {
         self.over.get().map_or(Ok(()), |fault| Err(fault.clone()))
     }
-    /// Closes it; all work is done.
-    pub(super) fn release(&mut self) {
+    /// Its stream.
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+    /// Closes it. `idle`: whether all its work is done.
+    pub(super) fn release(&mut self, idle: bool) {
         if let (None, Some(f)) = (self.over.get(), functions()) {
+            // What is not idle now may never be; then nobody is waited for.
+            let close = if idle { f.comm_destroy } else { f.comm_abort };
             // SAFETY: made in `new`, and not used after this.
-            unsafe { (f.comm_destroy)(self.comm) };
+            unsafe { close(self.comm) };
         }
         // SAFETY: likewise.
         unsafe {

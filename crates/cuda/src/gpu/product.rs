@@ -11,6 +11,9 @@ use crate::driver::{Address, Factor, Product};
 /// Bytes that products may use beside their matrices. The same on every GPU, for algorithms are chosen by it.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
+/// Algorithms that are kept.
+const MOST_CHOSEN: usize = 4096;
+
 /// The library, and the algorithms that it chose so far.
 pub(super) struct Products {
     handle: sys::cublasLtHandle_t,
@@ -60,6 +63,10 @@ impl Products {
             alignments: [alignment(p.a.at), alignment(p.b.at), alignment(p.c.at)],
         };
         if !self.chosen.contains_key(&key) {
+            // Shapes of questions and pairs are without end.
+            if self.chosen.len() >= MOST_CHOSEN {
+                self.forget();
+            }
             let chosen = self.choose(p, &key.alignments)?;
             self.chosen.insert(key, chosen);
             return self.multiply(p, stream);
@@ -144,7 +151,15 @@ impl Products {
     }
     /// Closes the library; all work is done.
     pub(super) fn release(&mut self) {
+        self.forget();
         // SAFETY: made by this, and not used after it.
+        unsafe {
+            let _ = result::destroy_handle(self.handle);
+        }
+    }
+    /// Forgets what was chosen: descriptions are needed during a call only.
+    fn forget(&mut self) {
+        // SAFETY: made by `choose`, and taken out here.
         unsafe {
             for (_, chosen) in self.chosen.drain() {
                 let _ = result::destroy_matmul_desc(chosen.operation);
@@ -152,7 +167,6 @@ impl Products {
                     let _ = result::destroy_matrix_layout(layout);
                 }
             }
-            let _ = result::destroy_handle(self.handle);
         }
     }
 }

@@ -140,6 +140,9 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int) {
     case 76:
         *value = capability % 10;
         return OK;
+    case 16: // multiprocessors
+        *value = 132;
+        return OK;
     case 97: // shared memory of a block, if asked for
         *value = 99 << 10;
         return OK;
@@ -171,6 +174,16 @@ EXPORT int cuCtxSetCurrent(void *context) {
 EXPORT int cuStreamCreate(void **out, unsigned) {
     WITH_CONTEXT;
     *out = &stream;
+    return OK;
+}
+EXPORT int cuStreamCreateWithPriority(void **out, unsigned, int) {
+    WITH_CONTEXT;
+    *out = &stream;
+    return OK;
+}
+EXPORT int cuCtxGetStreamPriorityRange(int *least, int *most) {
+    *least = 0;
+    *most = -5;
     return OK;
 }
 EXPORT int cuStreamDestroy_v2(void *) { return OK; }
@@ -392,6 +405,7 @@ EXPORT int cublasLtCreate(void **handle) {
     *handle = new int(0);
     return lacks && std::strcmp(lacks, "products") == 0 ? 1 : OK;
 }
+EXPORT std::size_t cublasLtGetVersion() { return 130000; }
 EXPORT int cublasLtDestroy(void *handle) {
     delete static_cast<int *>(handle);
     return OK;

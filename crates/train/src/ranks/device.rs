@@ -48,17 +48,48 @@ pub fn open_device(
     precision: Precision,
     options: &DeviceOptions,
 ) -> Result<AnyDevice, TrainError> {
+    open(world, threads, precision, options, false)
+}
+
+/// As [`open_device`], for ranks that add gradients.
+///
+/// # Errors
+/// As [`open_device`]; what NCCL says.
+pub fn open_device_to_train(
+    world: &World,
+    threads: usize,
+    precision: Precision,
+    options: &DeviceOptions,
+) -> Result<AnyDevice, TrainError> {
+    open(world, threads, precision, options, true)
+}
+
+fn open(
+    world: &World,
+    threads: usize,
+    precision: Precision,
+    options: &DeviceOptions,
+    joins: bool,
+) -> Result<AnyDevice, TrainError> {
     // All ranks come to the same decision, from what all have.
     let found = match options.device {
         DeviceChoice::Cpu => Err(Fault(String::new())),
         _ => gpu::count(),
     };
     let kind = |choice: &DeviceChoice| u8::from(*choice != DeviceChoice::Cpu);
-    let own = [kind(&options.device), u8::from(found.is_ok())];
+    let own = [
+        kind(&options.device),
+        u8::from(found.is_ok()),
+        u8::from(options.reproducible),
+        u8::from(options.tf32),
+    ];
     let all = if world.size() == 1 { vec![own.to_vec()] } else { world.all_gather_bytes(own.to_vec())? };
-    if let Some(rank) = all.iter().position(|a| a.first() != Some(&own[0])) {
-        let what = format!("--device is not {} there; start all ranks with the same", options.device);
-        return Err(differs(world, rank, what));
+    let flags = ["--device", "", "--reproducible", "--tf32"];
+    for (i, flag) in flags.into_iter().enumerate().filter(|(_, flag)| !flag.is_empty()) {
+        if let Some(rank) = all.iter().position(|a| a.get(i) != all[0].get(i)) {
+            let what = format!("{flag} is not as on rank 0 there; start all ranks with the same settings");
+            return Err(differs(world, rank, what));
+        }
     }
     let everywhere = all.iter().all(|a| a.get(1) == Some(&1));
     let cuda = match options.device {
@@ -85,7 +116,9 @@ pub fn open_device(
     let place = world.place();
     let ordinal = ordinal(options.device, place.local_rank, place.local_size, found?)?;
     let gpu = Gpu::open(ordinal, factors)?;
-    join_gpus(world, &gpu, options.reproducible)?;
+    if joins {
+        join_gpus(world, &gpu, options.reproducible)?;
+    }
     let room = gpu.room().unwrap_or(u64::MAX);
     let limit = options.device_memory.map_or(room - room / 16, |gib| (gib * (1u64 << 30) as f64) as u64);
     tracing::info!("computing on {}, {} for tensors at most", gpu.name(), human(limit));
@@ -98,9 +131,8 @@ fn join_gpus(world: &World, gpu: &Gpu, reproducible: bool) -> Result<(), TrainEr
     if world.size() == 1 {
         return Ok(());
     }
-    let host = world.hosts().swap_remove(world.rank());
-    let identity = [&[u8::from(nccl::is_present())][..], &gpu.identity()?, host.as_bytes()];
-    let all = world.all_gather_bytes(identity.concat())?;
+    let identity = [&[u8::from(nccl::is_present())][..], &gpu.identity()?].concat();
+    let all = world.all_gather_bytes(identity)?;
     let host_of = |why: &str| {
         let order =
             "gradients are added through the hosts' memory, in the order that gives the bits of one rank";
@@ -109,7 +141,8 @@ fn join_gpus(world: &World, gpu: &Gpu, reproducible: bool) -> Result<(), TrainEr
         }
         Ok(())
     };
-    let shares = (1..all.len()).any(|r| all[..r].contains(&all[r]));
+    let same = |a: &Vec<u8>, b: &Vec<u8>| a.get(1..) == b.get(1..);
+    let shares = (1..all.len()).any(|r| all[..r].iter().any(|other| same(other, &all[r])));
     match () {
         () if reproducible => return host_of(""),
         () if shares => return host_of(": ranks share a GPU, which NCCL does not take"),

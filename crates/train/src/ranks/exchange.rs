@@ -17,6 +17,17 @@ pub struct Exchange<'a, D: Device> {
     shared: Option<Shared<D::Element>>,
     device: &'a D,
     buckets: &'a [Range<usize>],
+    over: bool,
+}
+
+impl<D: Device> Drop for Exchange<'_, D> {
+    /// Left in the middle: what uses the memory next comes after the sums that were begun.
+    fn drop(&mut self) {
+        if !self.over && self.reduction.is_none() {
+            // A device that fails now is failing already.
+            let _ = tercio_engine::fault::caught(|| self.device.end_sums());
+        }
+    }
 }
 
 impl<'a, D: RankDevice> Exchange<'a, D> {
@@ -41,13 +52,13 @@ impl<'a, D: RankDevice> Exchange<'a, D> {
             if !present {
                 device.fill(gradients.all_mut(), 0.0);
             }
-            return Ok(Exchange { reduction: None, shared: None, device, buckets });
+            return Ok(Exchange { reduction: None, shared: None, device, buckets, over: false });
         }
         let shared = device.shared(gradients.all_mut());
         let (data, len, leave) = (shared.pointer(), gradients.len(), parts.leave());
         // SAFETY: the caller's promise; shared memory is freed after the reduction.
         let reduction = unsafe { world.start_reduction(data, len, buckets, leave, D::BLOCK, present) }?;
-        Ok(Exchange { reduction: Some(reduction), shared: Some(shared), device, buckets })
+        Ok(Exchange { reduction: Some(reduction), shared: Some(shared), device, buckets, over: false })
     }
     /// Bucket `i` of the gradients that the sum began with is final on this rank. Every rank says it of all buckets, in their order.
     pub fn ready(&self, i: usize, gradients: &mut Arena<D>) {
@@ -57,16 +68,18 @@ impl<'a, D: RankDevice> Exchange<'a, D> {
                 self.device.show(gradients.range(bucket.clone()), shared, bucket.start);
                 reduction.ready(i);
             }
-            // Nothing happens on a rank alone.
-            _ => self.device.sum(gradients.range_mut(bucket)),
+            _ if self.device.sums() => self.device.sum(gradients.range_mut(bucket)),
+            // A rank alone has the sum already.
+            _ => {}
         }
     }
     /// Waits for the sum, or makes what comes next wait for it.
     ///
     /// # Errors
     /// A rank was lost or failed.
-    pub fn finish(self, gradients: &mut Arena<D>) -> Result<(), CommError> {
-        match (self.reduction, self.shared) {
+    pub fn finish(mut self, gradients: &mut Arena<D>) -> Result<(), CommError> {
+        self.over = true;
+        match (self.reduction.take(), self.shared.take()) {
             (Some(reduction), Some(shared)) => {
                 reduction.finish()?;
                 self.device.take_back(shared, gradients.all_mut());
